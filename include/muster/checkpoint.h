@@ -1,0 +1,78 @@
+/* Checkpoints: PyTorch's zip and legacy files, read by an inert reader that runs nothing, and written so that old and
+ * new PyTorch load them with weights_only=True. */
+#ifndef MUSTER_CHECKPOINT_H
+#define MUSTER_CHECKPOINT_H
+
+#include <muster/module.h>
+#include <muster/optim.h>
+#include <muster/group.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mu_load_options {
+    bool not_strict;          /* missing and unexpected names are reported, not an error */
+    bool skip_mismatched;     /* wrong shapes are skipped and named; default: an error, also when not strict */
+    const char *key;          /* path of the state dict inside the file, e.g. "state_dict"; NULL: found by itself */
+    mu_group *group;          /* rank 0 reads, the others receive; errors reach all. Collective when given */
+} mu_load_options;
+
+/* What a load did. Text belongs to the context and is valid until its next load. */
+typedef struct mu_load_report {
+    int64_t loaded, missing, unexpected, mismatched;
+    const char *prefix_removed; /* "" if none; e.g. "module." */
+    const char *prefix_added;   /* "" if none */
+    const char *text;           /* several lines for people: names of everything missing, unexpected, mismatched */
+} mu_load_report;
+
+/* Loads parameters and buffers by name. All or nothing: on error, root is as it was. Prefixes ("module.", "model.",
+ * ...) are removed or added when only that makes names match, and the report says so. No match at all is MU_ERR_FORMAT.
+ * report may be NULL. */
+MU_API mu_status mu_load(mu_module *root, const char *path, const mu_load_options *options, mu_load_report *report);
+
+typedef struct mu_save_options {
+    const char *prefix; /* put before every name, e.g. "module."; NULL: none */
+} mu_save_options;
+/* Writes a state dict in PyTorch's zip format, atomically: path is either the old file or the whole new one. */
+MU_API mu_status mu_save(mu_module *root, const char *path, const mu_save_options *options) MU_MUST_USE;
+
+/* Training state: {"model": state dict, "optimizer": as torch.optim's state_dict, "epoch", "step", "seed"}. */
+typedef struct mu_training {
+    mu_module *model;
+    mu_optimizer *optimizer;
+    int64_t epoch;           /* the epoch to go on with */
+    int64_t step_in_epoch;   /* steps of it already done */
+    int64_t step;            /* optimiser steps done in all */
+    uint64_t seed;
+    const char *note;        /* free text kept in the file (the command keeps its options there); NULL: none. After a
+                                load it belongs to the context, until the next load */
+} mu_training;
+MU_API mu_status mu_training_save(const mu_training *state, const char *path) MU_MUST_USE;
+/* Fills model and optimizer in place and the numbers. group as in mu_load_options. */
+MU_API mu_status mu_training_load(mu_training *state, const char *path, mu_group *group) MU_MUST_USE;
+
+/* Any file, for looking into it. */
+typedef struct mu_checkpoint mu_checkpoint;
+typedef struct mu_checkpoint_entry {
+    const char *name;        /* path in the file's object, joined by dots: "state_dict.conv1.weight" */
+    mu_dtype dtype;
+    const char *dtype_name;  /* PyTorch's, also for types Muster cannot compute with */
+    mu_dims dims;
+    const char *tied_to;     /* name of an earlier entry with the same storage and view, or NULL */
+} mu_checkpoint_entry;
+/* Owned by the context. NULL with MU_ERR_FORMAT saying what the file is if it is no checkpoint. */
+MU_API mu_checkpoint *mu_checkpoint_open(mu_context *c, const char *path);
+MU_API void mu_checkpoint_close(mu_checkpoint *k);
+MU_API const char *mu_checkpoint_format(const mu_checkpoint *k); /* "torch zip", "torch legacy", ... */
+MU_API int64_t mu_checkpoint_count(const mu_checkpoint *k);
+MU_API mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint *k, int64_t i);
+/* The elements of entry i, row-major, little-endian, bytes = elements times mu_dtype_bytes. */
+MU_API mu_status mu_checkpoint_read(mu_checkpoint *k, int64_t i, void *out, size_t bytes) MU_MUST_USE;
+/* Names that Python would import or call to load the file, outside the harmless set: NULL-terminated. */
+MU_API const char *const *mu_checkpoint_globals(const mu_checkpoint *k);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,84 @@
+/* Synchronous data parallelism: one replica per rank, gradients averaged while backward runs.
+ *
+ * A reduction is a call. Any loss graph on any rank gives the gradients that one process would compute from the mean
+ * of the ranks' losses, bit-identical on all ranks, with no flag. */
+#ifndef MUSTER_DDP_H
+#define MUSTER_DDP_H
+
+#include <muster/group.h>
+#include <muster/module.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mu_ddp mu_ddp;
+
+typedef enum mu_absent_policy {
+    MU_ABSENT_DEFAULT = 0, /* one warning the first time a set of parameters is absent on every rank */
+    MU_ABSENT_QUIET,
+    MU_ABSENT_ERROR        /* MU_ERR_STATE on all ranks, naming parameters and reasons */
+} mu_absent_policy;
+
+typedef struct mu_ddp_options {
+    const char *name;         /* in messages; NULL: the module's kind. Copied */
+    size_t bucket_bytes;      /* 0: 25 MiB */
+    size_t first_bucket_bytes;/* the bucket launched first; 0: 1 MiB */
+    mu_absent_policy absent;
+    bool buffers_from_rank0;  /* float buffers take rank 0's values (PyTorch's way); default: the mean over ranks */
+    int check_every;          /* mu_ddp_check every so many reductions; 0: never */
+} mu_ddp_options;
+
+/* Collective, blocks. Compares names, shapes, dtypes, order and trainable sets on all ranks, gives every rank the
+ * values of rank 0, and moves gradients into the group's memory. Owned by the context. */
+MU_API mu_ddp *mu_ddp_wrap(mu_module *root, mu_group *g, const mu_ddp_options *options);
+MU_API void mu_ddp_free(mu_ddp *d);
+
+/* Collective, blocks until every gradient is the mean over ranks. loss (one element) may be NULL: this rank has
+ * nothing to add and contributes zeros. Parameters that no rank's loss reached keep no gradient. Called again before
+ * the optimiser steps, it adds. MU_SKIPPED when a rank abandoned the step. */
+MU_API mu_status mu_ddp_backward(mu_ddp *d, mu_tape *t, mu_tensor *loss) MU_MUST_USE;
+/* The same with the mean weighted by each rank's samples (>= 0, up to 2^24; their sum must not be 0): with mean losses
+ * per rank, ragged batches give exactly the gradient of the whole batch. */
+MU_API mu_status mu_ddp_backward_weighted(mu_ddp *d, mu_tape *t, mu_tensor *loss, int64_t samples) MU_MUST_USE;
+/* Collective, in the place of a reduction on the rank that cannot do it: every rank returns MU_SKIPPED, gradients
+ * untouched. reason is for the others' log. */
+MU_API mu_status mu_ddp_abandon(mu_ddp *d, const char *reason) MU_MUST_USE;
+/* Collective. Compares all parameters and buffers bit for bit over the ranks; MU_ERR_COMM on all ranks, naming the
+ * first that differs. */
+MU_API mu_status mu_ddp_check(mu_ddp *d) MU_MUST_USE;
+
+typedef enum mu_absence {
+    MU_PRESENT = 0,
+    MU_NOT_READ,     /* no operation of this step read it */
+    MU_NOT_REACHED,  /* it was read, but nothing that leads to the loss uses the result */
+    MU_DETACHED,     /* every path to the loss passes a detach or a no-grad region */
+    MU_FROZEN,
+    MU_NO_LOSS       /* this rank had no loss */
+} mu_absence;
+
+typedef struct mu_absent {
+    const char *name;     /* of the parameter */
+    mu_absence here;      /* why it is absent on this rank; MU_PRESENT if only others lack it */
+    int ranks_present;    /* how many ranks contributed */
+    const char *op;       /* the operation that read it, or NULL */
+    const char *module;   /* path of the module in which it was read, or where the dead path ends, or NULL */
+} mu_absent;
+
+typedef struct mu_ddp_report {
+    uint64_t reductions;      /* finished so far, skipped ones not counted */
+    int buckets;
+    const mu_absent *absent;  /* of the last reduction, parameters that at least one rank lacked; frozen ones not */
+    int64_t absent_count;
+    double backward_seconds;  /* of the last reduction: all of it */
+    double wait_seconds;      /* of it, after local backward had finished: exposed communication */
+} mu_ddp_report;
+/* Local. Valid until the next call on d. */
+MU_API mu_ddp_report mu_ddp_get_report(mu_ddp *d);
+/* The same as text; as snprintf. */
+MU_API size_t mu_ddp_print_report(mu_ddp *d, char *out, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

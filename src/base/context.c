@@ -1,0 +1,200 @@
+/* Opening and closing contexts, ownership, and the first-error rule. */
+#include "base/context.h"
+#include "base/alloc.h"
+
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int threads_from_env(void)
+{
+    const char *text = getenv("OMP_NUM_THREADS");
+    if (text == NULL) {
+        return 1;
+    }
+    char *end = NULL;
+    long n = strtol(text, &end, 10);
+    /* OMP_NUM_THREADS may be a list for nested regions ("4,2"); the first entry is the outer one. */
+    return (end != text && n >= 1 && n <= INT_MAX) ? (int)n : 1;
+}
+
+mu_context *mu_context_open(const mu_context_options *options)
+{
+    static const mu_context_options defaults;
+    const mu_context_options *o = options != NULL ? options : &defaults;
+    mu_context *c = calloc(1, sizeof(*c));
+    if (c == NULL) {
+        return NULL;
+    }
+    if (pthread_mutex_init(&c->lock, NULL) != 0) {
+        free(c);
+        return NULL;
+    }
+    c->seed = o->seed;
+    c->threads = o->threads > 0 ? o->threads : threads_from_env();
+    c->kernels = o->kernels;
+    c->no_winograd = o->no_winograd;
+    c->size = 1;
+    c->log_level = o->log_level != MU_LOG_DEFAULT ? o->log_level : MU_LOG_WARN;
+    c->log = o->log;
+    c->log_user = o->log_user;
+    c->fail_after = -1;
+    return c;
+}
+
+mu_status mu_context_close(mu_context *c)
+{
+    if (c == NULL) {
+        return MU_OK;
+    }
+    while (c->owned_count > 0) {
+        /* Newest of the highest order. Destroying one may disown others, so search anew each time. */
+        size_t pick = c->owned_count - 1;
+        for (size_t i = c->owned_count; i-- > 0;) {
+            if (c->owned[i].order > c->owned[pick].order) {
+                pick = i;
+            }
+        }
+        mui_owned o = c->owned[pick];
+        memmove(&c->owned[pick], &c->owned[pick + 1], (c->owned_count - pick - 1) * sizeof(*c->owned));
+        c->owned_count--;
+        o.destroy(o.object);
+    }
+    mui_free(c, c->owned);
+    mu_status s = c->status;
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+    return s;
+}
+
+mu_status mui_context_own(mu_context *c, void *object, mui_destroy_fn destroy, int order)
+{
+    if (!MUI_GROW(c, c->owned, c->owned_count, c->owned_capacity)) {
+        destroy(object);
+        return MU_ERR_NOMEM;
+    }
+    c->owned[c->owned_count++] = (mui_owned){object, destroy, order};
+    return MU_OK;
+}
+
+void mui_context_disown(mu_context *c, void *object)
+{
+    for (size_t i = c->owned_count; i-- > 0;) {
+        if (c->owned[i].object == object) {
+            memmove(&c->owned[i], &c->owned[i + 1], (c->owned_count - i - 1) * sizeof(*c->owned));
+            c->owned_count--;
+            return;
+        }
+    }
+}
+
+static void emit(mu_context *c, mu_log_level level, const char *message)
+{
+    if (level > c->log_level) {
+        return;
+    }
+    if (c->log != NULL) {
+        c->log(c->log_user, level, message);
+        return;
+    }
+    const char *kind = level == MU_LOG_ERROR ? "error: " : level == MU_LOG_WARN ? "warning: " : "";
+    if (c->size > 1) {
+        fprintf(stderr, "muster[%d]: %s%s\n", c->rank, kind, message);
+    } else {
+        fprintf(stderr, "muster: %s%s\n", kind, message);
+    }
+}
+
+mu_status mui_fail(mu_context *c, mu_status s, const char *format, ...)
+{
+    if (c == NULL) {
+        return s;
+    }
+    char message[MUI_MESSAGE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof(message), format, args);
+    va_end(args);
+    pthread_mutex_lock(&c->lock);
+    bool first = c->status == MU_OK;
+    if (first) {
+        c->status = s;
+        memcpy(c->message, message, sizeof(message));
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (first) {
+        emit(c, MU_LOG_ERROR, message);
+    }
+    return s;
+}
+
+bool mui_failed(const mu_context *c)
+{
+    return c == NULL || mu_context_status(c) != MU_OK;
+}
+
+void mui_log(mu_context *c, mu_log_level level, const char *format, ...)
+{
+    if (level > c->log_level) {
+        return;
+    }
+    char message[MUI_MESSAGE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof(message), format, args);
+    va_end(args);
+    emit(c, level, message);
+}
+
+mu_status mu_context_status(const mu_context *c)
+{
+    if (c == NULL) {
+        return MU_ERR_NOMEM;
+    }
+    pthread_mutex_t *lock = (pthread_mutex_t *)&c->lock;
+    pthread_mutex_lock(lock);
+    mu_status s = c->status;
+    pthread_mutex_unlock(lock);
+    return s;
+}
+
+const char *mu_context_message(const mu_context *c)
+{
+    return c == NULL ? "out of memory" : c->message;
+}
+
+void mu_context_clear(mu_context *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->status = MU_OK;
+    c->message[0] = '\0';
+    pthread_mutex_unlock(&c->lock);
+}
+
+int mu_context_rank(const mu_context *c)
+{
+    return c->rank;
+}
+
+int mu_context_size(const mu_context *c)
+{
+    return c->size;
+}
+
+mu_status mu_complain(const mu_context *c, mu_status s)
+{
+    if (s < 0) {
+        const char *message = mu_context_message(c);
+        fprintf(stderr, "muster: %s\n", message[0] != '\0' ? message : mu_status_name(s));
+    }
+    return s;
+}
+
+void mu_die(const mu_context *c)
+{
+    mu_status s = mu_context_status(c);
+    mu_complain(c, s < 0 ? s : MU_ERR_INTERNAL);
+    exit(1);
+}

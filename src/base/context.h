@@ -1,0 +1,68 @@
+/* The context as the library sees it, and how errors are raised. Not for: anything a single floor above owns. */
+#ifndef MUI_CONTEXT_H
+#define MUI_CONTEXT_H
+
+#include <muster/base.h>
+#include <pthread.h>
+
+#define MUI_MESSAGE_BYTES 2048
+
+typedef void (*mui_destroy_fn)(void *object);
+
+/* An object the context will destroy; newest first. */
+typedef struct mui_owned {
+    void *object;
+    mui_destroy_fn destroy;
+    int order; /* higher orders are destroyed first, whenever they were made */
+} mui_owned;
+
+/* Order of destruction: users of a thing before the thing. */
+enum { MUI_OWN_LAST = 0, MUI_OWN_GROUP = 10, MUI_OWN_DEFAULT = 20, MUI_OWN_FIRST = 30 };
+
+struct mu_context {
+    /* The error has its own lock: loader threads raise errors too. */
+    pthread_mutex_t lock;
+    mu_status status;
+    char message[MUI_MESSAGE_BYTES];
+
+    uint64_t seed;
+    int threads;
+    mu_kernel_choice kernels;
+    bool no_winograd;
+    int rank, size;
+
+    mu_log_level log_level;
+    mu_log_fn log;
+    void *log_user;
+
+    mui_owned *owned;
+    size_t owned_count, owned_capacity;
+
+    /* Dotted path of the module now in forward, for messages; kept by nn. */
+    char path[512];
+    size_t path_len;
+
+    struct mui_engine *engine; /* kernels, made on first use by mui_engine_of; owned like any object */
+
+    /* Allocation accounting and failure injection, see alloc.h. */
+    uint64_t allocations;      /* made so far through this context */
+    uint64_t live_allocations; /* not yet freed */
+    int64_t fail_after;        /* tests: >= 0 counts down, the allocation at 0 fails; -1: never */
+    bool fail_forever;         /* tests: all later ones fail too */
+};
+
+/* Records the first error (later ones are dropped until cleared), logs it once, and returns s, so that
+ * `return mui_fail(c, MU_ERR_SHAPE, "...")` is the idiom. The message states what was found, where, and what was
+ * expected, without newline or trailing stop. */
+mu_status mui_fail(mu_context *c, mu_status s, const char *format, ...) MU_PRINTF(3, 4);
+
+/* True when the context already has an error: builders return NULL at once. */
+bool mui_failed(const mu_context *c);
+
+void mui_log(mu_context *c, mu_log_level level, const char *format, ...) MU_PRINTF(3, 4);
+
+/* The context destroys object at close unless disowned before. On failure object is destroyed at once. */
+mu_status mui_context_own(mu_context *c, void *object, mui_destroy_fn destroy, int order) MU_MUST_USE;
+void mui_context_disown(mu_context *c, void *object);
+
+#endif

@@ -1,0 +1,20 @@
+/* A growing string for messages and reports. After an allocation failure it stays empty and `failed`. */
+#ifndef MUI_TEXT_H
+#define MUI_TEXT_H
+
+#include "base/context.h"
+
+typedef struct mui_text {
+    mu_context *context;
+    char *data; /* NUL-terminated, "" when empty (never NULL for readers: use mui_text_get) */
+    size_t length, capacity;
+    bool failed;
+} mui_text;
+
+void mui_text_init(mui_text *t, mu_context *c);
+void mui_text_add(mui_text *t, const char *format, ...) MU_PRINTF(2, 3);
+const char *mui_text_get(const mui_text *t);
+void mui_text_clear(mui_text *t);
+void mui_text_free(mui_text *t);
+
+#endif

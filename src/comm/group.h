@@ -1,0 +1,62 @@
+/* The group table: what a transport fills in, and the identity that travels with every reduction. */
+#ifndef MUI_GROUP_H
+#define MUI_GROUP_H
+
+#include "base/context.h"
+#include <muster/group.h>
+
+#define MUI_IDENTITY_TEXT 192
+
+/* What a rank is doing, compared on all ranks before any byte of a peer is used. Ranks whose kind, sequence or hash
+ * differ get MU_ERR_COMM on all of them with both texts. */
+typedef struct mui_identity {
+    uint32_t kind;                /* of the caller's choosing: broadcast, reduction, abandon, ... */
+    uint64_t sequence;
+    uint64_t hash;                /* layout and arguments */
+    char text[MUI_IDENTITY_TEXT]; /* for people: "reduction 17 (ddp `D`)" */
+} mui_identity;
+
+/* Kinds at and above this are abandonments: every rank then completes with MU_SKIPPED, data untouched, and
+ * mui_group_skip_text names the rank and its text. They never mismatch with a kind below. */
+#define MUI_KIND_ABANDON 0x80000000u
+
+typedef struct mui_group_ops {
+    const char *name;
+    /* Starts (never blocks for a peer longer than it takes to post); identity may be NULL. */
+    mu_request *(*all_reduce_start)(mu_group *g, void *data, int64_t count, mu_dtype type, mu_reduce_op op,
+                                    const mui_identity *identity);
+    mu_status (*test)(mu_request *r, bool *done);
+    mu_status (*wait)(mu_request *r);
+    mu_status (*broadcast)(mu_group *g, void *data, size_t bytes, int root);
+    mu_status (*all_gather)(mu_group *g, const void *in, void *out, size_t bytes);
+    mu_status (*reduce_scatter)(mu_group *g, const void *in, void *out, int64_t count, mu_dtype type, mu_reduce_op op);
+    mu_status (*barrier)(mu_group *g);
+    void *(*alloc)(mu_group *g, size_t bytes);
+    void (*free)(mu_group *g, void *p);
+    void (*set_phase)(mu_group *g, const char *phase);
+    void (*abort)(mu_group *g, const char *reason);
+    void (*close)(mu_group *g);
+} mui_group_ops;
+
+/* First member of every transport's group. */
+struct mu_group {
+    const mui_group_ops *ops;
+    mu_context *context;
+    int rank, size;
+    double timeout_seconds, warn_seconds;
+    mu_status broken;             /* sticky: the first failure, MU_OK while whole */
+    char broken_text[512];
+};
+
+/* First member of every transport's request. */
+struct mu_request {
+    mu_group *group;
+};
+
+/* With identity, for the reducer. */
+mu_request *mui_all_reduce_start(mu_group *g, void *data, int64_t count, mu_dtype type, mu_reduce_op op,
+                                 const mui_identity *identity);
+/* After MU_SKIPPED: who and why, valid until the next collective. */
+const char *mui_group_skip_text(const mu_group *g);
+
+#endif

@@ -1,0 +1,83 @@
+/* The op table: one row for each operation, and the nodes that record it.
+ *
+ * To add an operation: a public function in ops_*.c that checks shapes, computes, and calls mui_record; a row in its
+ * table with the backward; a sample for the tests. See docs/add-an-op.md. */
+#ifndef MUI_OP_H
+#define MUI_OP_H
+
+#include "base/arena.h"
+#include "tensor/tensor.h"
+#include <muster/ops.h>
+
+typedef struct mui_node mui_node;
+typedef struct mui_backward mui_backward; /* state of one backward call, tape/backward.c */
+
+typedef struct mui_op {
+    const char *name; /* as in messages and reports: "conv2d" */
+    /* Computes gradients of the node's inputs from that of its output. For each input i with
+     * mui_wants_grad(b, n, i), it either asks for memory with mui_grad_out and fills it, or hands over ready memory
+     * with mui_grad_pass. */
+    mu_status (*backward)(mui_backward *b, mui_node *n);
+    /* Test samples: builds inputs (leaves that require gradients) and the output for sample i, from the seed; returns
+     * NULL when there is no sample i. Every row has at least one. */
+    mu_tensor *(*sample)(mu_tape *t, int i, uint64_t seed);
+} mui_op;
+
+struct mui_node {
+    const mui_op *op;
+    mu_tensor *out;
+    mu_tensor **in;       /* arena */
+    int in_count;
+    void *attr;           /* arena, of the op: shapes, plans, saved small things */
+    mui_storage **saved;  /* arena; released when the node has run backward: workspaces, masks */
+    int saved_count;
+    const char *module;   /* arena, path of the module that ran it, "" at top */
+    bool reaches_loss;    /* set by marking */
+    bool done;            /* ran backward and gave its values back */
+    mui_storage *grad;    /* gradient of out, in layout grad_layout, while backward needs it */
+    const mui_layout *grad_layout;
+    uint32_t index;       /* position on the tape */
+};
+
+/* All rows, NULL-terminated. */
+const mui_op *const *mui_ops(void);
+
+/* -- for forward functions -------------------------------------------------------------------------------------- */
+/* True (and nothing raised) when the context failed before or any tensor is NULL or belongs to another tape. */
+bool mui_inputs_bad(mu_tape *t, mu_tensor *const *in, int count);
+/* A new tensor of the tape with memory in that layout (NULL: plain), contents undefined. */
+mu_tensor *mui_tensor_new(mu_tape *t, mu_dims dims, mu_dtype dtype, const mui_layout *layout);
+/* A view: shares storage. */
+mu_tensor *mui_tensor_view(mu_tape *t, mu_tensor *base, mu_dims dims, const int64_t *stride, int64_t offset);
+/* x itself if it has that layout already (NULL: plain row-major), else a converted copy, recorded as nothing: the
+ * gradient goes to x. Used at the start of ops. */
+mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout);
+/* Records y = op(in...) when grad mode is on and an input requires grad; sets y->requires_grad and y->node. `attr` of
+ * attr_bytes is copied; the node takes over the references in saved. Returns y, or NULL. */
+mu_tensor *mui_record(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count, const void *attr,
+                      size_t attr_bytes, mui_storage *const *saved, int saved_count);
+/* Whether an op with these inputs will be recorded, so that it may skip saving. */
+bool mui_will_record(mu_tape *t, mu_tensor *const *in, int count);
+mui_engine *mui_tape_engine(mu_tape *t);
+mui_pool *mui_tape_pool(mu_tape *t);
+mui_arena *mui_tape_arena(mu_tape *t);
+mu_context *mui_tape_context(mu_tape *t);
+/* The first failure of an op: "conv2d in layer1.0.conv1: ..." with the module path. Returns NULL. */
+mu_tensor *mui_op_fail(mu_tape *t, mu_status s, const char *op, const char *format, ...) MU_PRINTF(4, 5);
+/* A fresh (key, stream) for a random op: from seed, rank, step and the op's position in the step. */
+void mui_tape_draw(mu_tape *t, uint64_t *key, uint64_t *stream);
+
+/* -- for backward functions ------------------------------------------------------------------------------------- */
+bool mui_wants_grad(const mui_backward *b, const mui_node *n, int input);
+/* Gradient of the node's output in `layout` (converted if need be); valid during the call. */
+const float *mui_grad_in(mui_backward *b, mui_node *n, const mui_layout *layout);
+/* Memory for the gradient of input i in `layout`. *accumulate: it holds earlier contributions, add to them; false:
+ * overwrite all. For a parameter whose layout it is, this is its slice of the gradient slab itself. NULL on failure. */
+float *mui_grad_out(mui_backward *b, mui_node *n, int input, const mui_layout *layout, bool *accumulate);
+/* The gradient of input i is the output's gradient unchanged (add, reshape): shares memory where it can. */
+mu_status mui_grad_pass(mui_backward *b, mui_node *n, int input) MU_MUST_USE;
+/* Scratch for this call, in floats. NULL on failure. */
+float *mui_grad_scratch(mui_backward *b, size_t floats);
+mui_engine *mui_backward_engine(mui_backward *b);
+
+#endif

@@ -1,0 +1,135 @@
+/* Parameters and the store that gives them memory.
+ *
+ * A store belongs to the root of a module tree. It holds values, gradients and optimiser state of all trainable and
+ * frozen parameters in parallel flat slabs with one layout: slice i of every slab belongs to parameter i. Slabs are cut
+ * into buckets, in the order in which they will be reduced; a bucket's slices are contiguous and may be followed by a
+ * tail of floats that only the reducer uses (participation counts). Padding is zero in every slab and stays zero.
+ *
+ * Knows nothing of modules, groups or optimisers: nn lists the parameters, ddp plans buckets and brings the gradient
+ * slab's memory, optim adds slabs of its own. */
+#ifndef MUI_STORE_H
+#define MUI_STORE_H
+
+#include "tensor/tensor.h"
+#include <muster/tape.h>
+
+typedef struct mui_store mui_store;
+
+typedef enum mui_grad_state {
+    MUI_GRAD_NONE = 0, /* absent: the slice's content means nothing */
+    MUI_GRAD_LOCAL,    /* this rank's own, from mu_backward or a deferred reduction */
+    MUI_GRAD_REDUCED   /* the mean over ranks */
+} mui_grad_state;
+
+/* Why a parameter got no gradient; kept by the marking pass until the next one. */
+typedef struct mui_absence {
+    int kind;                /* mu_absence of <muster/ddp.h>, as a plain number: this floor does not see that header */
+    const char *op;          /* of the tape: valid until its reset */
+    const char *module;
+} mui_absence;
+
+struct mu_parameter {
+    mu_context *context;
+    char *name;              /* full path in the tree, owned */
+    mu_tensor value;         /* context-lifetime; data inside the value slab once the store is built */
+    mu_tensor grad_view;     /* same, inside the gradient slab */
+    bool frozen;
+    mui_grad_state grad_state;
+    int64_t reads;           /* reads among the nodes that reach the loss, counted by marking */
+    int64_t reads_left;      /* not yet retired by backward; the gradient is complete at 0 */
+    mui_absence absence;
+    mui_store *store;
+    int64_t index;           /* in the store, registration order */
+    size_t offset;           /* of its slice, in floats, in every slab */
+    size_t capacity;         /* floats of its slice, padding included, a multiple of 16 */
+    bool initialised;        /* the value has been set */
+    int init_kind;           /* mu_init of <muster/module.h>, applied by nn */
+    float init_value;
+    int64_t conv_groups, conv_stride; /* nn says so for convolution weights: layout is asked from kern; 0: not one */
+    void *owner;             /* of nn */
+};
+
+/* Called by backward when the last counted read of p retired: its gradient is complete. */
+typedef void (*mui_ready_fn)(void *user, mu_parameter *p);
+
+/* What the optimiser and the reducer see of a module: its first member. nn fills it. */
+typedef struct mui_source {
+    mu_context *context;
+    /* The up-to-date store of the tree's root: built or rebuilt when the tree changed. NULL on failure. */
+    mui_store *(*store)(struct mui_source *s);
+} mui_source;
+static inline mui_store *mui_store_of(mu_module *m)
+{
+    mui_source *s = (mui_source *)m; /* mu_module begins with a mui_source */
+    return s->store(s);
+}
+
+typedef struct mui_bucket {
+    int64_t first, count;     /* range in the store's slab order */
+    size_t offset, floats;    /* of the slices, in every slab */
+    size_t tail;              /* floats after the slices, reducer's own */
+} mui_bucket;
+
+typedef struct mui_slab {
+    float *data;
+    bool is_state;            /* optimiser state: zero for new parameters, kept over relayouts */
+} mui_slab;
+
+struct mui_store {
+    mu_context *context;
+    mu_parameter **parameters; /* registration order (PyTorch's), shared ones once */
+    int64_t count;
+    int64_t *order;            /* slab order: indices into parameters; reverse registration unless planned */
+    mui_bucket *buckets;
+    int64_t bucket_count;
+    size_t floats;             /* of a slab */
+    float *values, *grads;
+    mui_slab **slabs;          /* optimiser state, registered with mui_store_add_slab */
+    size_t slab_count, slab_capacity;
+    mu_tensor **buffers;       /* float buffers in state_dict order, memory in one slab */
+    char **buffer_names;
+    int64_t buffer_count;
+    float *buffer_slab;
+    size_t buffer_floats;
+    uint64_t version;          /* goes up at every rebuild or relayout */
+    uint64_t layout_hash;      /* of names, shapes, dtypes, layouts, frozen flags, order, buckets */
+    mui_ready_fn ready;        /* set by the reducer while a reduction runs, else NULL */
+    void *ready_user;
+    /* Memory of the gradient slab: the group's when the reducer says so, else the heap. */
+    void *(*grads_alloc)(void *user, size_t bytes);
+    void (*grads_free)(void *user, void *p);
+    void *grads_user;
+};
+
+/* Makes a store of these parameters and float buffers (names are copied, values kept where already initialised: old
+ * slabs may belong to `old`, which is consumed, its optimiser slabs and allocators carried over). buckets: one. */
+mui_store *mui_store_build(mu_context *c, mu_parameter *const *parameters, int64_t count, mu_tensor *const *buffers,
+                           const char *const *buffer_names, int64_t buffer_count, mui_store *old);
+void mui_store_free(mui_store *s);
+
+/* Lays all slabs out anew: order (count indices), cut into buckets of these counts, each with its tail. Values,
+ * gradients and optimiser state move along; version goes up. All or nothing. */
+mu_status mui_store_relayout(mui_store *s, const int64_t *order, const int64_t *bucket_params, const size_t *tails,
+                             int64_t bucket_count) MU_MUST_USE;
+/* Moves the gradient slab to memory of this allocator (NULL: the heap). */
+mu_status mui_store_set_grad_memory(mui_store *s, void *(*alloc)(void *user, size_t bytes),
+                                    void (*free_fn)(void *user, void *p), void *user) MU_MUST_USE;
+/* Optimiser state: zeroed, moves with relayouts and rebuilds, until removed. */
+mui_slab *mui_store_add_slab(mui_store *s);
+void mui_store_remove_slab(mui_store *s, mui_slab *slab);
+
+/* Every parameter has no gradient. Touches no memory: the next contribution overwrites. */
+void mui_store_zero_grad(mui_store *s);
+
+/* -- backward in steps, for the reducer ------------------------------------------------------------------------- */
+/* Marks what the loss depends on, counts reads of each parameter of `s` (NULL loss: none), and finds the reason for
+ * each absent one. */
+mu_status mui_backward_mark(mu_tape *t, mu_tensor *loss, mui_store *s) MU_MUST_USE;
+/* Runs backward with d loss = seed; calls s->ready as gradients complete. After mui_backward_mark of the same loss. */
+mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s) MU_MUST_USE;
+
+/* Module path for messages: nn pushes and pops around forward functions. */
+void mui_path_push(mu_context *c, const char *name, size_t *mark);
+void mui_path_pop(mu_context *c, size_t mark);
+
+#endif

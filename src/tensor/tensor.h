@@ -1,0 +1,47 @@
+/* The tensor struct: what every floor from here on may read. Who makes tensors is the tape's business. */
+#ifndef MUI_TENSOR_H
+#define MUI_TENSOR_H
+
+#include "dev/storage.h"
+#include "kern/kern.h"
+#include <muster/tensor.h>
+
+struct mu_tensor {
+    mu_context *context;
+    struct mu_tape *tape;         /* NULL: belongs to the context (parameter, buffer, kept) */
+    mu_dtype dtype;
+    mu_dims dims;
+    int64_t stride[MU_MAX_DIMS];  /* in elements; meaningful when layout is NULL */
+    const mui_layout *layout;     /* blocked layout, NULL: strided */
+    mui_storage *storage;         /* one reference held by the tensor; NULL: not yet placed, or given back */
+    char *data;                   /* first element, inside storage; NULL when storage is, or no elements */
+    bool released;                /* backward gave the memory back: reading is MU_ERR_STATE */
+    bool retained;                /* backward must not give it back */
+    bool requires_grad;           /* a gradient may be wanted: recorded operations look here */
+    bool detached;                /* came out of mu_detach or a no-grad region; reason in reports */
+    struct mui_node *node;        /* operation that made it, NULL for leaves */
+    struct mu_parameter *parameter; /* the parameter it is the value of, else NULL */
+    struct mu_tensor *grad;       /* leaves with require_grad: gradient after backward, else NULL */
+};
+
+/* Fills strides of a plain row-major tensor. */
+void mui_strides_plain(mu_dims dims, int64_t *stride);
+int64_t mui_dims_elements(mu_dims dims);
+bool mui_dims_equal(mu_dims a, mu_dims b);
+/* Row-major without gaps and no blocked layout. */
+bool mui_tensor_is_plain(const mu_tensor *t);
+/* Checks 0 <= ndim <= MU_MAX_DIMS, dims >= 0, and that bytes fit; raises MU_ERR_SHAPE. */
+mu_status mui_dims_check(mu_context *c, mu_dims dims, mu_dtype dtype, size_t *bytes) MU_MUST_USE;
+/* "(2, 3, 4)" into out, always terminated; returns out. */
+#define MUI_DIMS_TEXT 200
+const char *mui_dims_text(mu_dims dims, char out[MUI_DIMS_TEXT]);
+
+/* Elements of any float type to and from float, flat. */
+mu_status mui_to_float(mu_context *c, mu_dtype from, int64_t n, const void *src, float *dst) MU_MUST_USE;
+mu_status mui_from_float(mu_context *c, mu_dtype to, int64_t n, const float *src, void *dst) MU_MUST_USE;
+
+/* Raw access for loading and saving: the elements row-major in the tensor's own dtype, bytes = elements * size. */
+mu_status mui_tensor_get_raw(const mu_tensor *t, void *out, size_t bytes) MU_MUST_USE;
+mu_status mui_tensor_set_raw(mu_tensor *t, const void *in, size_t bytes) MU_MUST_USE;
+
+#endif
