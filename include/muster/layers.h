@@ -12,6 +12,7 @@ extern "C" {
 
 typedef struct mu_linear_options {
     bool no_bias;
+    mu_init init;  /* of the weight; kind MU_INIT_ZEROS: PyTorch's default */
 } mu_linear_options;
 /* weight (out, in), bias (out). */
 MU_API mu_module *mu_linear(mu_context *c, int64_t in, int64_t out, const mu_linear_options *options);

@@ -1,8 +1,9 @@
 /* Modules: a tree with dotted names that holds parameters and buffers, as torch.nn.Module.
  *
  * A user's own module is a struct and a forward function: see examples/custom_module.c. Parameters get memory and
- * initial values when the root of their tree is first used (forward, optimiser, load, save, wrap): initial values are
- * keyed by (seed, path), so they do not depend on the order in which modules were built. */
+ * initial values when the root of their tree is first used (forward, optimiser, load, save, wrap, or asking for a
+ * parameter or buffer by path): initial values are keyed by (seed, path), so they do not depend on the order in which
+ * modules were built. */
 #ifndef MUSTER_MODULE_H
 #define MUSTER_MODULE_H
 
@@ -33,7 +34,8 @@ typedef enum mu_init_kind {
     MU_INIT_UNIFORM,          /* in [-value, value] */
     MU_INIT_NORMAL,           /* standard deviation value */
     MU_INIT_KAIMING_UNIFORM,  /* PyTorch's default of Linear and Conv: bound sqrt(6 / ((1 + value^2) fan_in)) */
-    MU_INIT_KAIMING_NORMAL    /* std sqrt(2 / fan_out), fan_out = dim 0 times the receptive field (torchvision's) */
+    MU_INIT_KAIMING_NORMAL,   /* std sqrt(2 / fan_out), fan_out = dim 0 times the receptive field (torchvision's) */
+    MU_INIT_KAIMING_NORMAL_IN /* std sqrt(2 / fan_in), PyTorch's kaiming_normal_ (the public CIFAR ResNets) */
 } mu_init_kind;
 typedef struct mu_init {
     mu_init_kind kind;

@@ -47,6 +47,7 @@ struct mu_parameter {
     float init_value;
     int64_t conv_groups, conv_stride; /* nn says so for convolution weights: layout is asked from kern; 0: not one */
     void *owner;             /* of nn */
+    uint64_t id;             /* unique in the context, never used again: an address may be */
 };
 
 /* Called by backward when the last counted read of p retired: its gradient is complete. */
@@ -57,6 +58,13 @@ typedef struct mui_source {
     mu_context *context;
     /* The up-to-date store of the tree's root: built or rebuilt when the tree changed. NULL on failure. */
     mui_store *(*store)(struct mui_source *s);
+    /* The store as it is, perhaps outdated; NULL when there is none. Never builds: for freeing. */
+    mui_store *(*built)(struct mui_source *s);
+    /* Whether p is registered in this module or below: always, for the root's own. Shared ones count everywhere. */
+    bool (*contains)(struct mui_source *s, const mu_parameter *p);
+    /* Holders of this pointer (optimisers, reducers). While there are any, nn keeps the struct even when the module is
+     * removed from its tree; store then raises MU_ERR_STATE and returns NULL. */
+    int users;
 } mui_source;
 static inline mui_store *mui_store_of(mu_module *m)
 {
@@ -102,9 +110,17 @@ struct mui_store {
 };
 
 /* Makes a store of these parameters and float buffers (names are copied, values kept where already initialised: old
- * slabs may belong to `old`, which is consumed, its optimiser slabs and allocators carried over). buckets: one. */
+ * slabs may belong to `old`, which is consumed, its optimiser slabs and allocators carried over). buckets: one.
+ * - Values are copied from where value.data (initialised parameters) and a buffer's data (not NULL) point, whichever
+ *   store or memory that is; gradients and optimiser state only of parameters that are in `old`. Memory other than
+ *   old's stays the caller's.
+ * - Parameters of `old` that are not listed any more are still alive during the call; they and their values are left
+ *   without store and data.
+ * - mui_store pointers change, mui_slab pointers stay.
+ * - On failure NULL, and `old`, parameters and buffers are as they were. */
 mui_store *mui_store_build(mu_context *c, mu_parameter *const *parameters, int64_t count, mu_tensor *const *buffers,
                            const char *const *buffer_names, int64_t buffer_count, mui_store *old);
+/* Parameters and buffers whose memory is this store's lose it (store and data NULL); others are not touched. */
 void mui_store_free(mui_store *s);
 
 /* Lays all slabs out anew: order (count indices), cut into buckets of these counts, each with its tail. Values,
