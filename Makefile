@@ -1,0 +1,38 @@
+# The two commands: `make demo` and `make check`. Everything else is CMake's.
+BUILD ?= build
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+CMAKE_FLAGS ?=
+
+.PHONY: all build demo check bench install clean
+
+all: build
+
+build:
+	@scripts/deps.sh build
+	@cmake -S . -B $(BUILD) -G Ninja -DBUILD_TESTING=OFF -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS) >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS)
+
+# Trains on seven classes, then tunes that checkpoint on all ten; DEMO=short is the form for CI.
+demo: build
+	@MUSTER=$(BUILD)/muster scripts/demo.sh
+
+check:
+	@scripts/deps.sh check
+	@cmake -S . -B $(BUILD) -G Ninja -DBUILD_TESTING=ON -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS) >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS)
+	@ctest --test-dir $(BUILD) --output-on-failure --no-label-summary -j $(JOBS)
+
+# images/s against PyTorch on the same cores.
+bench:
+	@scripts/deps.sh bench
+	@$(MAKE) --no-print-directory build
+	@MUSTER=$(BUILD)/muster bench/run.sh
+
+install:
+	@test -f $(BUILD)/CMakeCache.txt || $(MAKE) --no-print-directory build
+	@cmake --build $(BUILD) -j $(JOBS)
+	@DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	rm -rf $(BUILD)

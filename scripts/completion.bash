@@ -1,0 +1,20 @@
+# bash completion for muster: subcommands, and each one's flags as its --help lists them.
+_muster()
+{
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        mapfile -t COMPREPLY < <(compgen -W "train eval run inspect version help" -- "$cur")
+        return
+    fi
+    case "$prev" in
+    --model) mapfile -t COMPREPLY < <(compgen -W "resnet20 resnet32 resnet44 resnet56 resnet18 resnet34 resnet50 cnn mlp" -- "$cur"); return ;;
+    --optimizer) mapfile -t COMPREPLY < <(compgen -W "sgd adam adamw" -- "$cur"); return ;;
+    --schedule) mapfile -t COMPREPLY < <(compgen -W "constant step cosine" -- "$cur"); return ;;
+    esac
+    if [[ $cur == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$(muster "${COMP_WORDS[1]}" --help 2>/dev/null | grep -o -- '--[a-z-]*' | sort -u)" -- "$cur")
+    else
+        mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+    fi
+}
+complete -o filenames -F _muster muster
