@@ -124,7 +124,9 @@ mui_store *mui_store_build(mu_context *c, mu_parameter *const *parameters, int64
 void mui_store_free(mui_store *s);
 
 /* Lays all slabs out anew: order (count indices), cut into buckets of these counts, each with its tail. Values,
- * gradients and optimiser state move along; version goes up. All or nothing. */
+ * gradients and optimiser state move along; version goes up. All or nothing. Called between a forward and its backward
+ * too: the old value slab therefore stays readable until the next relayout or rebuild, since tapes may hold views of
+ * it (a tensor made by reshape of a parameter). */
 mu_status mui_store_relayout(mui_store *s, const int64_t *order, const int64_t *bucket_params, const size_t *tails,
                              int64_t bucket_count) MU_MUST_USE;
 /* Moves the gradient slab to memory of this allocator (NULL: the heap). */
