@@ -158,8 +158,9 @@ typedef struct mui_sgd_args {
     bool nesterov, first; /* first: the momentum buffer starts as the gradient */
 } mui_sgd_args;
 void mui_sgd_update(int64_t n, float *w, const float *g, float *m /* NULL without momentum */, const mui_sgd_args *a);
+/* Doubles: 1 - beta2 of a float beta2 is already wrong in the fifth digit. Defaults are 0.9, 0.999, 1e-8 as doubles. */
 typedef struct mui_adam_args {
-    float lr, beta1, beta2, eps, weight_decay;
+    double lr, beta1, beta2, eps, weight_decay;
     bool decoupled;       /* AdamW */
     int64_t step;         /* from 1 */
 } mui_adam_args;

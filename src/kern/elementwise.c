@@ -1,0 +1,203 @@
+/* Flat kernels over n floats: activations and their gradients, sums of two, dropout. Plain loops that the compiler
+ * vectorises; one element's result depends on nothing but its own inputs. */
+#include "kern/engine.h"
+#include "kern/fast_math.h"
+
+#define INV_SQRT2 0.707106781f
+#define INV_SQRT_2PI 0.398942280f
+
+static inline float relu_of(float x)
+{
+    return x < 0.0f ? 0.0f : x; /* NaN stays */
+}
+
+static inline float gelu_of(float x)
+{
+    return 0.5f * x * (1.0f + mui_erff(x * INV_SQRT2));
+}
+
+static inline float gelu_slope(float x)
+{
+    return 0.5f * (1.0f + mui_erff(x * INV_SQRT2)) + x * INV_SQRT_2PI * mui_expf(-0.5f * x * x);
+}
+
+static inline float softplus_of(float x)
+{
+    float soft = mui_log1pf_positive(mui_expf(x > 20.0f ? 20.0f : x));
+    return x > 20.0f ? x : soft;
+}
+
+#define FORWARD(name, expression)                                                                                      \
+    MUI_CLONES static void name(int64_t n, const float *x, float *y, float a)                                          \
+    {                                                                                                                  \
+        (void)a;                                                                                                       \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            float v = x[i];                                                                                            \
+            y[i] = (expression);                                                                                       \
+        }                                                                                                              \
+    }
+FORWARD(relu_forward, relu_of(v))
+FORWARD(leaky_forward, v > 0.0f ? v : v * a)
+FORWARD(sigmoid_forward, mui_sigmoidf(v))
+FORWARD(tanh_forward, mui_tanhf(v))
+FORWARD(gelu_forward, gelu_of(v))
+FORWARD(softplus_forward, softplus_of(v))
+FORWARD(scale_forward, v * a)
+
+/* `s` is what the gradient needs: x, or y, or nothing (then dy, unread). */
+#define BACKWARD(name, expression)                                                                                     \
+    MUI_CLONES static void name(int64_t n, const float *s, const float *dy, float *dx, float a, bool accumulate)       \
+    {                                                                                                                  \
+        (void)a, (void)s;                                                                                              \
+        if (accumulate) {                                                                                              \
+            for (int64_t i = 0; i < n; i++) {                                                                          \
+                float v = s[i], g = dy[i];                                                                             \
+                (void)v;                                                                                               \
+                dx[i] += (expression);                                                                                 \
+            }                                                                                                          \
+        } else {                                                                                                       \
+            for (int64_t i = 0; i < n; i++) {                                                                          \
+                float v = s[i], g = dy[i];                                                                             \
+                (void)v;                                                                                               \
+                dx[i] = (expression);                                                                                  \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+BACKWARD(relu_backward, v > 0.0f ? g : 0.0f)
+BACKWARD(leaky_backward, v > 0.0f ? g : g * a)
+BACKWARD(sigmoid_backward, g * ((1.0f - v) * v))
+BACKWARD(tanh_backward, g * (1.0f - v * v))
+BACKWARD(gelu_backward, g * gelu_slope(v))
+BACKWARD(softplus_backward, v > 20.0f ? g : g * mui_sigmoidf(v))
+BACKWARD(scale_backward, g * a)
+
+/* One row for each operation. */
+typedef struct unary_row {
+    void (*forward)(int64_t n, const float *x, float *y, float a);
+    void (*backward)(int64_t n, const float *s, const float *dy, float *dx, float a, bool accumulate);
+    bool keeps_zero, needs_input, needs_output;
+} unary_row;
+
+static const unary_row rows[MUI_UNARY_COUNT] = {
+    [MUI_RELU] = {relu_forward, relu_backward, true, false, true},
+    [MUI_LEAKY_RELU] = {leaky_forward, leaky_backward, true, true, false},
+    [MUI_SIGMOID] = {sigmoid_forward, sigmoid_backward, false, false, true},
+    [MUI_TANH] = {tanh_forward, tanh_backward, true, false, true},
+    [MUI_GELU] = {gelu_forward, gelu_backward, true, true, false},
+    [MUI_SOFTPLUS] = {softplus_forward, softplus_backward, false, true, false},
+    [MUI_SCALE] = {scale_forward, scale_backward, true, false, false},
+};
+
+bool mui_unary_keeps_zero(mui_unary op)
+{
+    return rows[op].keeps_zero;
+}
+
+bool mui_unary_needs_input(mui_unary op)
+{
+    return rows[op].needs_input;
+}
+
+bool mui_unary_needs_output(mui_unary op)
+{
+    return rows[op].needs_output;
+}
+
+void mui_unary_forward(mui_engine *e, mui_unary op, int64_t n, const float *x, float *y, float a)
+{
+    (void)e;
+    rows[op].forward(n, x, y, a);
+}
+
+void mui_unary_backward(mui_engine *e, mui_unary op, int64_t n, const float *x, const float *y, const float *dy,
+                        float *dx, float a, bool accumulate)
+{
+    (void)e;
+    const float *s = rows[op].needs_input ? x : rows[op].needs_output ? y : dy;
+    rows[op].backward(n, s, dy, dx, a, accumulate);
+}
+
+MUI_CLONES static void add_relu(int64_t n, const float *a, const float *b, float *y)
+{
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = relu_of(a[i] + b[i]);
+    }
+}
+
+void mui_add_relu_forward(mui_engine *e, int64_t n, const float *a, const float *b, float *y)
+{
+    (void)e;
+    add_relu(n, a, b, y);
+}
+
+MUI_CLONES void mui_fill(float *y, int64_t n, float value)
+{
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = value;
+    }
+}
+
+MUI_CLONES static void axpy(int64_t n, float a, const float *x, float *y)
+{
+    for (int64_t i = 0; i < n; i++) {
+        y[i] += a * x[i];
+    }
+}
+
+void mui_axpy(mui_engine *e, int64_t n, float a, const float *x, float *y)
+{
+    (void)e;
+    axpy(n, a, x, y);
+}
+
+/* -- dropout ---------------------------------------------------------------------------------------------------- */
+/* 16 blocks of Philox4x32-10 side by side: the same numbers as mui_philox, in vector code. */
+enum { LANES = 16 };
+
+static inline void philox_lanes(uint64_t key, uint64_t stream, uint64_t counter, uint32_t out[4][LANES])
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int j = 0; j < LANES; j++) {
+        out[0][j] = (uint32_t)(counter + (uint64_t)j);
+        out[1][j] = (uint32_t)((counter + (uint64_t)j) >> 32);
+        out[2][j] = (uint32_t)stream;
+        out[3][j] = (uint32_t)(stream >> 32);
+    }
+    for (int round = 0; round < 10; round++) {
+        for (int j = 0; j < LANES; j++) {
+            uint64_t p0 = (uint64_t)0xD2511F53u * out[0][j], p1 = (uint64_t)0xCD9E8D57u * out[2][j];
+            out[0][j] = (uint32_t)(p1 >> 32) ^ out[1][j] ^ k0;
+            out[2][j] = (uint32_t)(p0 >> 32) ^ out[3][j] ^ k1;
+            out[1][j] = (uint32_t)p1;
+            out[3][j] = (uint32_t)p0;
+        }
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+}
+
+MUI_CLONES static void dropout(int64_t n, const float *x, float *y, float p, uint64_t key, uint64_t stream)
+{
+    float scale = 1.0f / (1.0f - p);
+    for (int64_t at = 0; at < n; at += 4 * LANES) {
+        uint32_t bits[4][LANES];
+        philox_lanes(key, stream, (uint64_t)(at / 4), bits);
+        float factor[4 * LANES];
+        for (int j = 0; j < LANES; j++) {
+            for (int w = 0; w < 4; w++) {
+                float draw = (float)(int32_t)(bits[w][j] >> 8) * 0x1p-24f;
+                factor[4 * j + w] = draw >= p ? scale : 0.0f;
+            }
+        }
+        int64_t count = n - at < 4 * LANES ? n - at : 4 * LANES;
+        for (int64_t i = 0; i < count; i++) {
+            y[at + i] = factor[i] == 0.0f ? 0.0f : x[at + i] * factor[i];
+        }
+    }
+}
+
+void mui_dropout(mui_engine *e, int64_t n, const float *x, float *y, float p, uint64_t key, uint64_t stream)
+{
+    (void)e;
+    dropout(n, x, y, p, key, stream);
+}

@@ -1,0 +1,342 @@
+/* The engine: made from the context's options, owns caches and scratch memory, and hands every call to the kernel chosen
+ * at creation. What is empty is answered here, so that no backend has to know of sizes 0. */
+#include "kern/engine.h"
+#include "base/alloc.h"
+#include "base/rng.h"
+
+#include <string.h>
+
+/* -- memory ----------------------------------------------------------------------------------------------------- */
+void *mui_engine_scratch(mui_engine *e, mui_scratch slot, size_t bytes)
+{
+    if (e->scratch[slot] == NULL || e->scratch_bytes[slot] < bytes) {
+        mui_free(e->context, e->scratch[slot]);
+        e->scratch_bytes[slot] = 0;
+        e->scratch[slot] = mui_alloc(e->context, bytes);
+        if (e->scratch[slot] == NULL) {
+            return NULL;
+        }
+        e->scratch_bytes[slot] = bytes;
+    }
+    return e->scratch[slot];
+}
+
+void *mui_engine_keep(mui_engine *e, size_t bytes)
+{
+    void *p = mui_arena_alloc(&e->kept, bytes);
+    if (p != NULL) {
+        memset(p, 0, bytes);
+    }
+    return p;
+}
+
+static uint64_t hash_of(const mui_key *key)
+{
+    uint64_t h = MUI_HASH_START;
+    for (int i = 0; i < MUI_KEY_WORDS; i++) {
+        h = (h ^ key->word[i]) * 0x9e3779b97f4a7c15u;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+/* The slot of the key, or the free one where it belongs. capacity > count, so there always is one. */
+static mui_cache_slot *slot_of(const mui_cache *cache, const mui_key *key)
+{
+    size_t i = (size_t)hash_of(key) & (cache->capacity - 1);
+    while (cache->slots[i].value != NULL && memcmp(&cache->slots[i].key, key, sizeof(*key)) != 0) {
+        i = (i + 1) & (cache->capacity - 1);
+    }
+    return &cache->slots[i];
+}
+
+void *mui_cache_find(const mui_cache *cache, const mui_key *key)
+{
+    return cache->count == 0 ? NULL : slot_of(cache, key)->value;
+}
+
+bool mui_cache_put(mui_engine *e, mui_cache *cache, const mui_key *key, void *value)
+{
+    if (cache->count * 2 >= cache->capacity) {
+        mui_cache bigger = {.capacity = cache->capacity == 0 ? 64 : cache->capacity * 2};
+        bigger.slots = mui_calloc(e->context, bigger.capacity, sizeof(*bigger.slots));
+        if (bigger.slots == NULL) {
+            return false;
+        }
+        for (size_t i = 0; i < cache->capacity; i++) {
+            if (cache->slots[i].value != NULL) {
+                *slot_of(&bigger, &cache->slots[i].key) = cache->slots[i];
+            }
+        }
+        bigger.count = cache->count;
+        mui_free(e->context, cache->slots);
+        *cache = bigger;
+    }
+    *slot_of(cache, key) = (mui_cache_slot){*key, value};
+    cache->count++;
+    return true;
+}
+
+/* -- life ------------------------------------------------------------------------------------------------------- */
+static void engine_free(void *object)
+{
+    mui_engine *e = object;
+    mu_context *c = e->context;
+#if MUI_KERN_DNNL
+    mui_dnnl_close(e);
+#endif
+    for (int i = 0; i < MUI_SCRATCH_COUNT; i++) {
+        mui_free(c, e->scratch[i]);
+    }
+    mui_free(c, e->cache.slots);
+    mui_arena_free(&e->kept);
+    c->engine = NULL;
+    mui_free(c, e);
+}
+
+mui_engine *mui_engine_of(mu_context *c)
+{
+    if (c == NULL || c->engine != NULL) {
+        return c == NULL ? NULL : c->engine;
+    }
+    mui_engine *e = mui_calloc(c, 1, sizeof(*e));
+    if (e == NULL) {
+        return NULL;
+    }
+    e->context = c;
+    e->k = mui_ref_kernels;
+    mui_arena_init(&e->kept, c);
+#if MUI_KERN_DNNL
+    if (c->kernels == MU_KERNELS_DEFAULT && !mui_dnnl_open(e)) {
+        engine_free(e);
+        return NULL;
+    }
+#endif
+    /* Last of all: tapes and modules hold its layouts. */
+    if (mui_context_own(c, e, engine_free, MUI_OWN_LAST) != MU_OK) {
+        return NULL;
+    }
+    c->engine = e;
+    return e;
+}
+
+/* -- layouts ---------------------------------------------------------------------------------------------------- */
+size_t mui_layout_bytes(const mui_layout *layout)
+{
+    return layout->bytes;
+}
+
+bool mui_layout_padded(const mui_layout *layout)
+{
+    return layout != NULL && layout->padded;
+}
+
+const char *mui_layout_name(const mui_layout *layout)
+{
+    return layout == NULL ? "plain" : layout->name;
+}
+
+static int64_t elements(mu_dims dims)
+{
+    int64_t n = 1;
+    for (int i = 0; i < dims.ndim; i++) {
+        n *= dims.dim[i];
+    }
+    return n;
+}
+
+size_t mui_bytes_in_layout(mu_dims dims, const mui_layout *layout)
+{
+    return layout != NULL ? layout->bytes : (size_t)elements(dims) * sizeof(float);
+}
+
+mu_status mui_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const float *src, const mui_layout *to,
+                      float *dst)
+{
+    int64_t n = elements(dims);
+    if ((from != NULL && from->elements != n) || (to != NULL && to->elements != n)) {
+        return mui_fail(e->context, MU_ERR_INTERNAL, "reorder from %s to %s: the layouts are not of %lld elements",
+                        mui_layout_name(from), mui_layout_name(to), (long long)n);
+    }
+    if (n == 0) {
+        return MU_OK;
+    }
+    if (from == to) {
+        memcpy(dst, src, mui_bytes_in_layout(dims, from));
+        return MU_OK;
+    }
+    return e->k.reorder(e, dims, from, src, to, dst);
+}
+
+const float *mui_to_plain(mui_engine *e, mu_dims dims, const mui_layout *layout, const float *x, mui_scratch slot)
+{
+    if (layout == NULL || x == NULL) {
+        return x;
+    }
+    float *plain = mui_engine_scratch(e, slot, (size_t)elements(dims) * sizeof(float));
+    if (plain == NULL || mui_reorder(e, dims, layout, x, NULL, plain) != MU_OK) {
+        return NULL;
+    }
+    return plain;
+}
+
+/* -- convolution ------------------------------------------------------------------------------------------------ */
+static bool conv_is_empty(const mui_conv2d_shape *s)
+{
+    return s->n == 0 || s->ic == 0 || s->oc == 0 || s->oh == 0 || s->ow == 0;
+}
+
+const mui_conv2d_plan *mui_conv2d_plan_get(mui_engine *e, const mui_conv2d_shape *shape, const mui_layout *w)
+{
+    const mui_conv2d_shape *s = shape;
+    mui_key key = {{MUI_KEY_PLAN, (uint64_t)s->n, (uint64_t)s->ic, (uint64_t)s->ih, (uint64_t)s->iw, (uint64_t)s->oc,
+                    (uint64_t)s->oh, (uint64_t)s->ow, (uint64_t)s->kh, (uint64_t)s->kw, (uint64_t)s->stride[0],
+                    (uint64_t)s->stride[1], (uint64_t)s->pad[0], (uint64_t)s->pad[1], (uint64_t)s->dilation[0],
+                    (uint64_t)s->dilation[1], (uint64_t)s->groups, (uint64_t)s->bias << 1 | s->inference,
+                    (uint64_t)(uintptr_t)w}};
+    const mui_conv2d_plan *p = mui_cache_find(&e->cache, &key);
+    if (p != NULL) {
+        return p;
+    }
+    p = conv_is_empty(s) ? mui_ref_conv2d_plan(e, s, w) : e->k.conv2d_plan(e, s, w);
+    if (p == NULL || !mui_cache_put(e, &e->cache, &key, (void *)p)) {
+        return NULL;
+    }
+    return p;
+}
+
+const mui_layout *mui_conv2d_weight_layout(mui_engine *e, mu_dims weight, int64_t groups, int64_t stride)
+{
+    if (e->k.conv2d_weight_layout == NULL || elements(weight) == 0) {
+        return NULL;
+    }
+    return e->k.conv2d_weight_layout(e, weight, groups, stride);
+}
+
+mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *w,
+                             const float *bias, float *y)
+{
+    return ((const mui_conv2d_impl *)p)->forward(e, p, x, w, bias, y);
+}
+
+mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, const float *dy, const float *w, float *dx)
+{
+    return ((const mui_conv2d_impl *)p)->backward_data(e, p, dy, w, dx);
+}
+
+mu_status mui_conv2d_backward_weights(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *dy,
+                                      float *dw, float *db, bool accumulate_w, bool accumulate_b)
+{
+    return ((const mui_conv2d_impl *)p)->backward_weights(e, p, x, dy, dw, db, accumulate_w, accumulate_b);
+}
+
+/* -- matrix product --------------------------------------------------------------------------------------------- */
+mu_status mui_gemm(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
+                   const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc)
+{
+    if (m == 0 || n == 0) {
+        return MU_OK;
+    }
+    if (k == 0) {
+        return mui_ref_gemm(e, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    }
+    return e->k.gemm(e, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+/* -- batch normalisation ---------------------------------------------------------------------------------------- */
+static bool norm_is_empty(const mui_norm_shape *s)
+{
+    return s->n == 0 || s->c == 0 || s->h == 0 || s->w == 0;
+}
+
+/* No values: mean and variance are 0, and so are all gradients. */
+static void zero_channels(int64_t channels, float *a, float *b)
+{
+    if (a != NULL) {
+        memset(a, 0, (size_t)channels * sizeof(float));
+    }
+    if (b != NULL) {
+        memset(b, 0, (size_t)channels * sizeof(float));
+    }
+}
+
+size_t mui_batch_norm_mask_bytes(mui_engine *e, const mui_norm_shape *s)
+{
+    return norm_is_empty(s) || e->k.norm_mask_bytes == NULL ? 0 : e->k.norm_mask_bytes(e, s);
+}
+
+mu_status mui_batch_norm_forward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
+                                 const float *beta, float *y, float *mean, float *var, void *mask)
+{
+    if (norm_is_empty(s)) {
+        zero_channels(s->c, mean, var);
+        return MU_OK;
+    }
+    return e->k.norm_forward(e, s, x, gamma, beta, y, mean, var, mask);
+}
+
+mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
+                                  const float *dy, const float *gamma, const float *mean, const float *var,
+                                  const void *mask, float *dx, float *dgamma, float *dbeta, bool accumulate)
+{
+    if (norm_is_empty(s)) {
+        if (!accumulate) {
+            zero_channels(s->c, dgamma, dbeta);
+        }
+        return MU_OK;
+    }
+    return e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, mask, dx, dgamma, dbeta, accumulate, false);
+}
+
+mu_status mui_batch_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
+                                      const float *beta, const float *mean, const float *var, float *y)
+{
+    return norm_is_empty(s) ? MU_OK : e->k.norm_forward_eval(e, s, x, gamma, beta, mean, var, y);
+}
+
+mu_status mui_batch_norm_backward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
+                                       const float *dy, const float *gamma, const float *mean, const float *var,
+                                       float *dx, float *dgamma, float *dbeta, bool accumulate)
+{
+    if (norm_is_empty(s)) {
+        if (!accumulate) {
+            zero_channels(s->c, dgamma, dbeta);
+        }
+        return MU_OK;
+    }
+    return e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, NULL, dx, dgamma, dbeta, accumulate, true);
+}
+
+/* -- pooling ---------------------------------------------------------------------------------------------------- */
+static bool pool_is_empty(const mui_pool2d_shape *s)
+{
+    return s->n == 0 || s->c == 0 || s->oh == 0 || s->ow == 0;
+}
+
+const mui_layout *mui_pool2d_out_layout(mui_engine *e, const mui_pool2d_shape *s)
+{
+    return pool_is_empty(s) || e->k.pool_out_layout == NULL ? NULL : e->k.pool_out_layout(e, s);
+}
+
+size_t mui_pool2d_workspace_bytes(mui_engine *e, const mui_pool2d_shape *s)
+{
+    return pool_is_empty(s) || s->kind != MUI_POOL_MAX ? 0 : e->k.pool_workspace_bytes(e, s);
+}
+
+mu_status mui_pool2d_forward(mui_engine *e, const mui_pool2d_shape *s, const float *x, float *y, void *workspace)
+{
+    return pool_is_empty(s) ? MU_OK : e->k.pool_forward(e, s, x, y, workspace);
+}
+
+mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
+                              float *dx)
+{
+    if (pool_is_empty(s)) {
+        size_t bytes = mui_bytes_in_layout(MU_DIMS(s->n, s->c, s->ih, s->iw), s->x);
+        if (bytes > 0) {
+            memset(dx, 0, bytes);
+        }
+        return MU_OK;
+    }
+    return e->k.pool_backward(e, s, dy, workspace, dx);
+}

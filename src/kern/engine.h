@@ -1,0 +1,126 @@
+/* The engine from inside: its table of kernels, caches, scratch memory and layouts. Only src/kern includes this. */
+#ifndef MUI_ENGINE_H
+#define MUI_ENGINE_H
+
+#include "base/arena.h"
+#include "kern/kern.h"
+
+/* One backend fills one of these. An entry it leaves NULL is taken from the reference. An entry of a backend that cannot
+ * do a particular shape calls the reference's function for it. Rows of sizes 0 never get here, except in gemm. */
+typedef struct mui_kernels {
+    const mui_conv2d_plan *(*conv2d_plan)(mui_engine *e, const mui_conv2d_shape *shape, const mui_layout *w);
+    const mui_layout *(*conv2d_weight_layout)(mui_engine *e, mu_dims weight, int64_t groups, int64_t stride);
+    mu_status (*reorder)(mui_engine *e, mu_dims dims, const mui_layout *from, const float *src, const mui_layout *to,
+                         float *dst);
+    mu_status (*gemm)(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
+                      const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+    size_t (*norm_mask_bytes)(mui_engine *e, const mui_norm_shape *s);
+    mu_status (*norm_forward)(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
+                              const float *beta, float *y, float *mean, float *var, void *mask);
+    /* evaluate: mean and var are constants, mask is NULL. */
+    mu_status (*norm_backward)(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y, const float *dy,
+                               const float *gamma, const float *mean, const float *var, const void *mask, float *dx,
+                               float *dgamma, float *dbeta, bool accumulate, bool evaluate);
+    mu_status (*norm_forward_eval)(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
+                                   const float *beta, const float *mean, const float *var, float *y);
+    const mui_layout *(*pool_out_layout)(mui_engine *e, const mui_pool2d_shape *s);
+    size_t (*pool_workspace_bytes)(mui_engine *e, const mui_pool2d_shape *s);
+    mu_status (*pool_forward)(mui_engine *e, const mui_pool2d_shape *s, const float *x, float *y, void *workspace);
+    mu_status (*pool_backward)(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
+                               float *dx);
+} mui_kernels;
+
+/* A plan knows who made it, since a backend may leave a shape to the reference. Backends extend this struct. */
+typedef struct mui_conv2d_impl {
+    mui_conv2d_plan plan; /* first: the public pointer is this one */
+    mu_status (*forward)(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *w, const float *bias,
+                         float *y);
+    mu_status (*backward_data)(mui_engine *e, const mui_conv2d_plan *p, const float *dy, const float *w, float *dx);
+    mu_status (*backward_weights)(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *dy, float *dw,
+                                  float *db, bool accumulate_w, bool accumulate_b);
+} mui_conv2d_impl;
+
+/* A map from small plain keys (no padding, a multiple of 8 bytes) to objects of the engine. */
+#define MUI_KEY_WORDS 24
+typedef struct mui_key {
+    uint64_t word[MUI_KEY_WORDS]; /* unused ones 0; word 0 tells kinds apart */
+} mui_key;
+typedef struct mui_cache_slot {
+    mui_key key;
+    void *value; /* NULL: free */
+} mui_cache_slot;
+typedef struct mui_cache {
+    mui_cache_slot *slots;
+    size_t count, capacity; /* capacity is a power of two */
+} mui_cache;
+enum { MUI_KEY_PLAN = 1, MUI_KEY_WEIGHT, MUI_KEY_NORM, MUI_KEY_POOL, MUI_KEY_REORDER };
+void *mui_cache_find(const mui_cache *cache, const mui_key *key);
+/* false with MU_ERR_NOMEM. The key must not be there yet. */
+bool mui_cache_put(mui_engine *e, mui_cache *cache, const mui_key *key, void *value);
+
+/* Scratch memory lives until the same slot is asked for again with more bytes. */
+typedef enum mui_scratch {
+    MUI_SCRATCH_BACKEND, /* oneDNN's scratchpad */
+    MUI_SCRATCH_W,       /* a weight in another layout */
+    MUI_SCRATCH_DW,      /* its gradient before it is added or converted */
+    MUI_SCRATCH_DB,
+    MUI_SCRATCH_X,       /* images converted for a kernel that cannot read them as they are */
+    MUI_SCRATCH_Y,
+    MUI_SCRATCH_DX,
+    MUI_SCRATCH_SMALL,   /* per channel */
+    MUI_SCRATCH_REORDER,
+    MUI_SCRATCH_COUNT
+} mui_scratch;
+
+struct mui_layout {
+    char name[64];
+    size_t bytes;
+    bool padded;
+    int64_t elements; /* without padding */
+    const void *backend; /* its description, owned by the backend */
+};
+
+struct mui_dnnl;
+struct mui_engine {
+    mu_context *context;
+    mui_kernels k;
+    mui_cache cache;
+    void *scratch[MUI_SCRATCH_COUNT];
+    size_t scratch_bytes[MUI_SCRATCH_COUNT];
+    mui_arena kept;        /* plans and layouts: as long as the engine */
+    struct mui_dnnl *dnnl; /* NULL: plain C only */
+};
+
+/* 64-byte aligned, contents undefined; NULL with MU_ERR_NOMEM. bytes 0 gives memory too. */
+void *mui_engine_scratch(mui_engine *e, mui_scratch slot, size_t bytes);
+/* Memory that lives as long as the engine, cleared. */
+void *mui_engine_keep(mui_engine *e, size_t bytes);
+
+/* The reference. */
+extern const mui_kernels mui_ref_kernels;
+const mui_conv2d_plan *mui_ref_conv2d_plan(mui_engine *e, const mui_conv2d_shape *shape, const mui_layout *w);
+mu_status mui_ref_gemm(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
+                       const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+mu_status mui_ref_norm_forward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
+                               const float *beta, float *y, float *mean, float *var, void *mask);
+mu_status mui_ref_norm_backward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
+                                const float *dy, const float *gamma, const float *mean, const float *var,
+                                const void *mask, float *dx, float *dgamma, float *dbeta, bool accumulate,
+                                bool evaluate);
+mu_status mui_ref_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
+                                    const float *beta, const float *mean, const float *var, float *y);
+size_t mui_ref_pool_workspace_bytes(mui_engine *e, const mui_pool2d_shape *s);
+mu_status mui_ref_pool_forward(mui_engine *e, const mui_pool2d_shape *s, const float *x, float *y, void *workspace);
+mu_status mui_ref_pool_backward(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
+                                float *dx);
+
+/* x in plain layout: x itself, or a conversion into that scratch slot. NULL on failure. */
+const float *mui_to_plain(mui_engine *e, mu_dims dims, const mui_layout *layout, const float *x, mui_scratch slot);
+
+#if MUI_KERN_DNNL
+/* Fills e->dnnl and the entries oneDNN has. False with an error raised. */
+bool mui_dnnl_open(mui_engine *e);
+void mui_dnnl_close(mui_engine *e);
+#endif
+
+#endif

@@ -1,0 +1,297 @@
+/* Reductions, softmax and losses over plain rows. Sums run in LANES interleaved parts that are joined in a fixed order,
+ * so that they vectorise and yet give the same bits on every CPU of a kind. */
+#include "kern/engine.h"
+#include "kern/fast_math.h"
+
+enum { LANES = 16 };
+
+MUI_CLONES static double sum_of(int64_t n, const float *x)
+{
+    double part[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            part[j] += x[i + j];
+        }
+    }
+    for (int j = 0; i + j < n; j++) {
+        part[j] += x[i + j];
+    }
+    for (int j = 0; j < LANES; j++) {
+        sum += part[j];
+    }
+    return sum;
+}
+
+double mui_sum(mui_engine *e, int64_t n, const float *x)
+{
+    (void)e;
+    return sum_of(n, x);
+}
+
+MUI_CLONES double mui_sum_squares(int64_t n, const float *x)
+{
+    double part[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            part[j] += (double)x[i + j] * x[i + j];
+        }
+    }
+    for (int j = 0; i + j < n; j++) {
+        part[j] += (double)x[i + j] * x[i + j];
+    }
+    for (int j = 0; j < LANES; j++) {
+        sum += part[j];
+    }
+    return sum;
+}
+
+/* -- softmax ---------------------------------------------------------------------------------------------------- */
+static inline float row_max(int64_t n, const float *x)
+{
+    float part[LANES], m;
+    for (int j = 0; j < LANES; j++) {
+        part[j] = -INFINITY;
+    }
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            part[j] = x[i + j] > part[j] ? x[i + j] : part[j];
+        }
+    }
+    m = part[0];
+    for (int j = 1; j < LANES; j++) {
+        m = part[j] > m ? part[j] : m;
+    }
+    for (; i < n; i++) {
+        m = x[i] > m ? x[i] : m;
+    }
+    return m; /* NaN is not seen here but makes the sum of exponentials one */
+}
+
+/* y = e^(x - m); returns the sum. y may equal x. */
+static inline float row_exp(int64_t n, const float *x, float m, float *y)
+{
+    float part[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            float v = mui_expf(x[i + j] - m);
+            y[i + j] = v;
+            part[j] += v;
+        }
+    }
+    for (; i < n; i++) {
+        y[i] = mui_expf(x[i] - m);
+        sum += y[i];
+    }
+    for (int j = 0; j < LANES; j++) {
+        sum += part[j];
+    }
+    return sum;
+}
+
+/* Sum of e^(x - m), x left alone. */
+static inline float row_exp_sum(int64_t n, const float *x, float m)
+{
+    float part[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            part[j] += mui_expf(x[i + j] - m);
+        }
+    }
+    for (; i < n; i++) {
+        sum += mui_expf(x[i] - m);
+    }
+    for (int j = 0; j < LANES; j++) {
+        sum += part[j];
+    }
+    return sum;
+}
+
+MUI_CLONES static void softmax_row(int64_t n, const float *x, float *y)
+{
+    float sum = row_exp(n, x, row_max(n, x), y), inverse = 1.0f / sum;
+    for (int64_t i = 0; i < n; i++) {
+        y[i] *= inverse;
+    }
+}
+
+MUI_CLONES static void log_softmax_row(int64_t n, const float *x, float *y)
+{
+    float m = row_max(n, x), log_sum = logf(row_exp_sum(n, x, m));
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = x[i] - m - log_sum;
+    }
+}
+
+void mui_softmax_forward(mui_engine *e, int64_t rows, int64_t cols, const float *x, float *y, bool log)
+{
+    (void)e;
+    for (int64_t r = 0; r < rows; r++) {
+        (log ? log_softmax_row : softmax_row)(cols, x + r * cols, y + r * cols);
+    }
+}
+
+MUI_CLONES static float dot_row(int64_t n, const float *a, const float *b)
+{
+    float part[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            part[j] += a[i + j] * b[i + j];
+        }
+    }
+    for (; i < n; i++) {
+        sum += a[i] * b[i];
+    }
+    for (int j = 0; j < LANES; j++) {
+        sum += part[j];
+    }
+    return sum;
+}
+
+MUI_CLONES static void softmax_backward_row(int64_t n, const float *y, const float *dy, float *dx)
+{
+    float dot = dot_row(n, y, dy);
+    for (int64_t i = 0; i < n; i++) {
+        dx[i] = y[i] * (dy[i] - dot);
+    }
+}
+
+MUI_CLONES static void log_softmax_backward_row(int64_t n, const float *y, const float *dy, float *dx)
+{
+    float sum = (float)sum_of(n, dy);
+    for (int64_t i = 0; i < n; i++) {
+        dx[i] = dy[i] - mui_expf(y[i]) * sum;
+    }
+}
+
+void mui_softmax_backward(mui_engine *e, int64_t rows, int64_t cols, const float *y, const float *dy, float *dx,
+                          bool log)
+{
+    (void)e;
+    for (int64_t r = 0; r < rows; r++) {
+        (log ? log_softmax_backward_row : softmax_backward_row)(cols, y + r * cols, dy + r * cols, dx + r * cols);
+    }
+}
+
+/* -- losses ----------------------------------------------------------------------------------------------------- */
+/* One row's loss; grad (may be NULL) gets softmax * scale - targets * scale. */
+MUI_CLONES static double cross_entropy_row(int64_t n, const float *x, int64_t label, float smoothing, float scale,
+                                           float *grad)
+{
+    float m = row_max(n, x);
+    float sum = grad != NULL ? row_exp(n, x, m, grad) : row_exp_sum(n, x, m);
+    double lse = (double)m + log((double)sum);
+    double loss = (1.0 - smoothing) * (lse - x[label]);
+    if (smoothing > 0.0f) {
+        loss += smoothing * (lse - sum_of(n, x) / (double)n);
+    }
+    if (grad != NULL) {
+        float factor = scale / sum, flat = smoothing / (float)n * scale;
+        for (int64_t i = 0; i < n; i++) {
+            grad[i] = grad[i] * factor - flat;
+        }
+        grad[label] -= (1.0f - smoothing) * scale;
+    }
+    return loss;
+}
+
+void mui_cross_entropy(mui_engine *e, int64_t rows, int64_t cols, const float *logits, const int64_t *labels,
+                       float smoothing, int64_t ignore, float *loss, float *grad, int64_t *bad_row)
+{
+    (void)e;
+    int64_t counted = 0;
+    *bad_row = -1;
+    for (int64_t r = 0; r < rows; r++) {
+        if (labels[r] == ignore) {
+            continue;
+        }
+        if (labels[r] < 0 || labels[r] >= cols) {
+            *bad_row = r;
+            return;
+        }
+        counted++;
+    }
+    double sum = 0;
+    float scale = counted > 0 ? 1.0f / (float)counted : 0.0f;
+    for (int64_t r = 0; r < rows; r++) {
+        float *g = grad != NULL ? grad + r * cols : NULL;
+        if (labels[r] != ignore) {
+            sum += cross_entropy_row(cols, logits + r * cols, labels[r], smoothing, scale, g);
+        } else if (g != NULL) {
+            memset(g, 0, (size_t)cols * sizeof(float));
+        }
+    }
+    *loss = counted > 0 ? (float)(sum / (double)counted) : NAN;
+}
+
+MUI_CLONES static double mse_part(int64_t n, const float *x, const float *target, float scale, float *grad)
+{
+    double part[LANES] = {0}, sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float d = x[i] - target[i];
+        if (grad != NULL) {
+            grad[i] = d * scale;
+        }
+    }
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            double d = x[i + j] - target[i + j];
+            part[j] += d * d;
+        }
+    }
+    for (; i < n; i++) {
+        double d = x[i] - target[i];
+        sum += d * d;
+    }
+    for (int j = 0; j < LANES; j++) {
+        sum += part[j];
+    }
+    return sum;
+}
+
+void mui_mse(mui_engine *e, int64_t n, const float *x, const float *target, float *loss, float *grad)
+{
+    (void)e;
+    *loss = n > 0 ? (float)(mse_part(n, x, target, 2.0f / (float)n, grad) / (double)n) : NAN;
+}
+
+/* max(x, 0) - x t + log(1 + e^-|x|): never overflows. */
+static inline float bce_of(float x, float t)
+{
+    return (x > 0.0f ? x : 0.0f) - x * t + mui_log1pf_positive(mui_expf(-fabsf(x)));
+}
+
+MUI_CLONES static double bce_part(int64_t n, const float *x, const float *target, float scale, float *grad)
+{
+    double part[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            part[j] += bce_of(x[i + j], target[i + j]);
+        }
+    }
+    for (; i < n; i++) {
+        sum += bce_of(x[i], target[i]);
+    }
+    for (int j = 0; j < LANES; j++) {
+        sum += part[j];
+    }
+    if (grad != NULL) {
+        for (i = 0; i < n; i++) {
+            grad[i] = (mui_sigmoidf(x[i]) - target[i]) * scale;
+        }
+    }
+    return sum;
+}
+
+void mui_bce_with_logits(mui_engine *e, int64_t n, const float *x, const float *target, float *loss, float *grad)
+{
+    (void)e;
+    *loss = n > 0 ? (float)(bce_part(n, x, target, 1.0f / (float)n, grad) / (double)n) : NAN;
+}
