@@ -1,0 +1,13 @@
+/* `--ranks N`: the command starts itself N times, by its own launcher. */
+#ifndef MUSTER_CLI_RELAUNCH_H
+#define MUSTER_CLI_RELAUNCH_H
+
+#include <stdbool.h>
+
+/* True inside a launcher (muster run, torchrun): this process is one of the ranks already. */
+bool in_launcher(void);
+
+/* Replaces this process by "muster run -n ranks -- muster argv...". Returns only on failure, with the exit code. */
+int relaunch(int ranks, int argc, char **argv);
+
+#endif

@@ -1,0 +1,336 @@
+/* `muster train`: the training loop and what it prints. */
+#include "commands.h"
+#include "progress.h"
+#include "relaunch.h"
+#include "session.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+
+/* A run whose loss stays non-finite so many steps in a row cannot recover by skipping them. */
+#define SKIPS_MAX 20
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_stop(int number)
+{
+    stop_signal = number;
+}
+
+typedef struct run {
+    session s;
+    progress bar;
+    FILE *log;
+    double epoch_loss;     /* sum over the epoch's images */
+    int64_t epoch_images;
+    int64_t skips;         /* steps in a row that a rank could not do */
+    int64_t scored_step;   /* the last evaluation was after this step */
+    score last;
+    int stopped;           /* the signal that ended the run early, agreed by all ranks */
+} run;
+
+/* One optimiser step on this rank's batch. Fills loss (NaN when skipped). False on error. */
+static bool train_step(run *r, const mu_batch *b, float *loss_out)
+{
+    session *s = &r->s;
+    mu_tensor *loss = NULL;
+    *loss_out = NAN;
+    if (b->samples > 0) {
+        loss = mu_cross_entropy_with(s->tape, mu_forward(s->tape, s->net, b->x), b->y,
+                                     &(mu_cross_entropy_options){.label_smoothing = (float)s->o->label_smoothing});
+        if (loss == NULL) {
+            return false;
+        }
+        *loss_out = mu_tensor_item(loss);
+    }
+    mu_status status;
+    if (loss != NULL && !isfinite(*loss_out)) {
+        char reason[64];
+        snprintf(reason, sizeof(reason), "the loss of step %" PRId64 " is %g", s->state.step + 1, (double)*loss_out);
+        status = mu_ddp_abandon(s->ddp, reason);
+    } else if (b->total_samples == (int64_t)s->size * s->o->batch) {
+        status = mu_ddp_backward(s->ddp, s->tape, loss);
+    } else {
+        /* Ranks hold different numbers of images: weigh them, so that each image counts the same. */
+        status = mu_ddp_backward_weighted(s->ddp, s->tape, loss, b->samples);
+    }
+    if (status < 0) {
+        return false;
+    }
+    if (status == MU_SKIPPED) {
+        r->skips++;
+        *loss_out = NAN;
+        return true;
+    }
+    r->skips = 0;
+    if (s->o->clip > 0 && mu_clip_grad_norm(s->net, (float)s->o->clip, NULL) < 0) {
+        return false;
+    }
+    return mu_optimizer_step(s->optimizer) >= 0;
+}
+
+/* Sums the step's loss over ranks, and lets all ranks stop at the same step when one got a signal. */
+static bool agree(run *r, const mu_batch *b, float loss, double *mean)
+{
+    double sums[3] = {0, 0, stop_signal != 0 ? 1 : 0};
+    if (b->samples > 0) {
+        sums[0] = (double)loss * (double)b->samples;
+        sums[1] = (double)b->samples;
+    }
+    if (mu_all_reduce(r->s.world, sums, 3, MU_F64, MU_SUM) < 0) {
+        return false;
+    }
+    *mean = sums[1] > 0 ? sums[0] / sums[1] : NAN;
+    if (sums[2] > 0) {
+        r->stopped = stop_signal != 0 ? (int)stop_signal : SIGTERM;
+    }
+    return true;
+}
+
+static void log_step(run *r, double loss, int64_t images, float lr)
+{
+    if (r->log == NULL) {
+        return;
+    }
+    char text[32];
+    snprintf(text, sizeof(text), isfinite(loss) ? "%.9g" : "null", loss);
+    fprintf(r->log, "{\"step\":%" PRId64 ",\"epoch\":%" PRId64 ",\"loss\":%s,\"lr\":%.9g,\"images\":%" PRId64
+                    ",\"seconds\":%.6f}\n",
+            r->s.state.step, r->s.state.epoch + 1, text, (double)lr, images, progress_seconds(&r->bar));
+}
+
+/* Rank 0 writes; the barrier keeps the others from ending, and so from ending the launch, before it is done. */
+static bool save_state(run *r)
+{
+    session *s = &r->s;
+    if (s->o->checkpoint == NULL) {
+        return true;
+    }
+    if (s->rank == 0 && mu_training_save(&s->state, s->o->checkpoint) < 0) {
+        return false;
+    }
+    return mu_barrier(s->world) >= 0;
+}
+
+static bool evaluate(run *r)
+{
+    session *s = &r->s;
+    double before = seconds_now();
+    if (!session_evaluate(s, &r->last)) {
+        return false;
+    }
+    r->scored_step = s->state.step;
+    progress_pause(&r->bar, seconds_now() - before);
+    return true;
+}
+
+static bool end_epoch(run *r, double seconds)
+{
+    session *s = &r->s;
+    const train_options *o = s->o;
+    char scored[96] = "";
+    int64_t epoch = s->state.epoch; /* already the next one */
+    progress_clear(&r->bar);
+    if (o->eval_every > 0 && (epoch % o->eval_every == 0 || s->state.step == s->last_step)) {
+        if (!evaluate(r)) {
+            return false;
+        }
+        snprintf(scored, sizeof(scored), "  test loss %.4f  test accuracy %.2f %%", r->last.loss,
+                 100.0 * (double)r->last.correct / (double)r->last.count);
+    }
+    double images = (double)r->epoch_images;
+    char of[32] = "";
+    if (o->epochs > 0) {
+        snprintf(of, sizeof(of), "/%" PRId64, o->epochs);
+    }
+    session_say(s, "epoch %" PRId64 "%s  loss %.4f%s  %.0f images/s  %.1f s\n", epoch, of,
+                images > 0 ? r->epoch_loss / images : NAN, scored, seconds > 0 ? images / seconds : 0, seconds);
+    return save_state(r);
+}
+
+/* Steps of one epoch, from where the state says; false on error. */
+static bool train_epoch(run *r)
+{
+    session *s = &r->s;
+    mu_batch b;
+    char phase[64];
+    double started = progress_seconds(&r->bar);
+    r->epoch_loss = 0;
+    r->epoch_images = 0;
+    if (mu_loader_rewind(s->loader, s->state.epoch, s->state.step_in_epoch) < 0) {
+        return false;
+    }
+    while (s->state.step < s->last_step && r->stopped == 0) {
+        float loss, lr = mu_schedule_lr(&s->schedule, s->state.step);
+        double mean;
+        mu_tape_reset(s->tape);
+        mu_tape_set_step(s->tape, (uint64_t)s->state.step); /* dropout of a resumed run draws the same */
+        if (!mu_loader_next(s->loader, s->tape, &b)) {
+            break;
+        }
+        snprintf(phase, sizeof(phase), "step %" PRId64, s->state.step + 1);
+        mu_group_set_phase(s->world, phase);
+        mu_optimizer_set_lr(s->optimizer, lr);
+        if (!train_step(r, &b, &loss) || !agree(r, &b, loss, &mean)) {
+            return false;
+        }
+        s->state.step++;
+        s->state.step_in_epoch++;
+        if (isfinite(mean)) {
+            r->epoch_loss += mean * (double)b.total_samples;
+            r->epoch_images += b.total_samples;
+        }
+        log_step(r, mean, b.total_samples, lr);
+        progress_step(&r->bar, s->state.step, mean, b.total_samples, (double)lr);
+        if (r->skips >= SKIPS_MAX) {
+            mu_group_abort(s->world, "the loss is not finite");
+            return false;
+        }
+    }
+    if (mu_context_status(s->c) < 0) {
+        return false;
+    }
+    if (s->state.step_in_epoch < s->steps_per_epoch) {
+        return true; /* stopped within the epoch */
+    }
+    s->state.epoch++;
+    s->state.step_in_epoch = 0;
+    return end_epoch(r, progress_seconds(&r->bar) - started);
+}
+
+static bool count_trainable(void *user, const char *name, mu_parameter *p)
+{
+    (void)name;
+    if (mu_parameter_trainable(p)) {
+        *(int64_t *)user += mu_tensor_elements(mu_parameter_tensor(p));
+    }
+    return true;
+}
+
+static bool say_what(session *s)
+{
+    const train_options *o = s->o;
+    char all[32], some[32], images[32], tests[32], steps[32];
+    int64_t trainable = 0;
+    mu_dims d = mu_dataset_dims(s->train);
+    if (mu_module_each_parameter(s->net, count_trainable, &trainable) < 0) {
+        return false;
+    }
+    session_say(s, "%s: %s parameters, %s trained, %d outputs\n", o->model,
+                with_commas(mu_module_parameter_elements(s->net), all), with_commas(trainable, some), s->outputs);
+    session_say(s, "%s: %s images of %d x %d x %d in %d classes, %s for testing%s\n", o->data,
+                with_commas(mu_dataset_count(s->train), images), (int)d.dim[0], (int)d.dim[1], (int)d.dim[2],
+                s->classes, with_commas(mu_dataset_count(s->test), tests),
+                s->no_test ? " (the same: there is no test part)" : "");
+    session_say(s, "%d rank%s (%s) x batch %d, %s, lr %g, %s over %s steps\n", s->size, s->size == 1 ? "" : "s",
+                mu_group_kind(s->world), (int)o->batch, o->optimizer, o->lr, o->schedule,
+                with_commas(s->schedule.total_steps, steps));
+    return true;
+}
+
+static bool finish(run *r)
+{
+    session *s = &r->s;
+    const train_options *o = s->o;
+    char correct[32], count[32];
+    progress_clear(&r->bar);
+    if (r->stopped != 0) {
+        /* Within the seconds a batch system leaves: state only. */
+        if (!save_state(r)) {
+            return false;
+        }
+        if (s->rank == 0) {
+            cli_fail(o->command, 0, "stopped by signal %d after step %" PRId64 "%s%s", r->stopped, s->state.step,
+                     o->checkpoint != NULL ? "; go on with --resume " : "",
+                     o->checkpoint != NULL ? o->checkpoint : "");
+        }
+        return true;
+    }
+    if ((s->state.step_in_epoch != 0 && !save_state(r)) || (r->scored_step != s->state.step && !evaluate(r))) {
+        return false;
+    }
+    double rate = progress_rate(&r->bar), seconds = progress_seconds(&r->bar);
+    if (o->save != NULL && ((s->rank == 0 && mu_save(s->net, o->save, NULL) < 0) || mu_barrier(s->world) < 0)) {
+        return false;
+    }
+    session_say(s, "trained to step %" PRId64 " in %.1f s, %.0f images/s\n", s->state.step, seconds, rate);
+    if (s->rank == 0) {
+        printf("test accuracy %.2f %% (%s of %s), loss %.4f\n",
+               100.0 * (double)r->last.correct / (double)r->last.count, with_commas(r->last.correct, correct),
+               with_commas(r->last.count, count), r->last.loss);
+        if (o->save != NULL) {
+            printf("saved %s (weights, a PyTorch state dict)\n", o->save);
+        }
+        if (o->checkpoint != NULL) {
+            printf("saved %s (training state, for --resume)\n", o->checkpoint);
+        }
+    }
+    return true;
+}
+
+static int train(run *r)
+{
+    session *s = &r->s;
+    if (s->rank == 0 && s->o->log != NULL) {
+        r->log = fopen(s->o->log, s->o->resume != NULL ? "a" : "w");
+        if (r->log == NULL) {
+            mu_group_abort(s->world, "cannot write the log");
+            session_close(s, CLI_FAILED, false);
+            return cli_usage_error(s->o->command, "--log %s: cannot write", s->o->log);
+        }
+    }
+    bool ok = say_what(s);
+    progress_start(&r->bar, s->rank == 0 && !s->o->quiet, s->o->epochs, s->steps_per_epoch, s->state.step,
+                   s->last_step);
+    r->scored_step = -1;
+    while (ok && s->state.step < s->last_step && r->stopped == 0) {
+        ok = train_epoch(r);
+    }
+    ok = ok && finish(r);
+    if (r->log != NULL && fclose(r->log) != 0 && ok) {
+        cli_fail(s->o->command, CLI_FAILED, "--log %s: not all of it could be written", s->o->log);
+        ok = false;
+    }
+    int code = session_close(s, ok ? CLI_OK : CLI_FAILED, false);
+    if (code == CLI_FAILED && r->skips >= SKIPS_MAX) {
+        return cli_fail(s->o->command, CLI_FAILED, "no finite loss in %d steps: try a lower --lr or --clip", SKIPS_MAX);
+    }
+    return code == CLI_OK && r->stopped != 0 ? CLI_STOPPED : code;
+}
+
+int cmd_train(int argc, char **argv)
+{
+    static train_options o;
+    static run r;
+    int code = train_options_parse(&o, argc, argv);
+    if (code >= 0) {
+        return code;
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (o.ranks > 1 && !in_launcher()) {
+        /* Set it up once here: what is wrong with the input is said in one line, and no rank is started. */
+        int64_t ranks = o.ranks;
+        code = session_open(&r.s, &o, true);
+        if (code < 0) {
+            code = session_setup_train(&r.s);
+        }
+        if (code >= 0 || (code = session_close(&r.s, CLI_OK, true)) != CLI_OK) {
+            return code;
+        }
+        return relaunch((int)ranks, argc, argv);
+    }
+    code = session_open(&r.s, &o, false);
+    if (code < 0) {
+        code = session_setup_train(&r.s);
+    }
+    if (code >= 0) {
+        return code;
+    }
+    if (o.checkpoint != NULL) {
+        sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART}, NULL);
+        sigaction(SIGINT, &(struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART | SA_RESETHAND}, NULL);
+    }
+    return train(&r);
+}
