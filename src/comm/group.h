@@ -46,6 +46,7 @@ struct mu_group {
     double timeout_seconds, warn_seconds;
     mu_status broken;             /* sticky: the first failure, MU_OK while whole */
     char broken_text[512];
+    char skip_text[MUI_IDENTITY_TEXT + 32];
 };
 
 /* First member of every transport's request. */

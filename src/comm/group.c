@@ -1,0 +1,184 @@
+/* The public calls: arguments are checked here, then the group's table does the work. */
+#include "comm/group.h"
+#include "base/alloc.h"
+#include "comm/reduce.h"
+
+#include <string.h>
+
+int mu_group_rank(const mu_group *g)
+{
+    return g != NULL ? g->rank : 0;
+}
+
+int mu_group_size(const mu_group *g)
+{
+    return g != NULL ? g->size : 1;
+}
+
+mu_shard mu_group_shard(const mu_group *g)
+{
+    return (mu_shard){.rank = mu_group_rank(g), .size = mu_group_size(g)};
+}
+
+const char *mu_group_kind(const mu_group *g)
+{
+    return g != NULL ? g->ops->name : "none";
+}
+
+void mu_group_abort(mu_group *g, const char *reason)
+{
+    if (g != NULL) {
+        g->ops->abort(g, reason != NULL ? reason : "no reason given");
+    }
+}
+
+void mu_group_set_phase(mu_group *g, const char *phase)
+{
+    if (g != NULL) {
+        g->ops->set_phase(g, phase != NULL ? phase : "");
+    }
+}
+
+void *mu_group_alloc(mu_group *g, size_t bytes)
+{
+    return g != NULL ? g->ops->alloc(g, bytes) : NULL;
+}
+
+void mu_group_free(mu_group *g, void *p)
+{
+    if (g != NULL) {
+        g->ops->free(g, p);
+    }
+}
+
+const char *mui_group_skip_text(const mu_group *g)
+{
+    return g->skip_text;
+}
+
+/* -- arguments --------------------------------------------------------------------------------------------------- */
+/* times: how many such stretches there are in all. */
+static mu_status check_reducible(mu_group *g, const char *who, const void *data, int64_t count, int times,
+                                 mu_dtype type, mu_reduce_op op)
+{
+    size_t size = mui_reducible_bytes(type), bytes;
+    if (size == 0) {
+        return mui_fail(g->context, MU_ERR_DTYPE, "%s: element type %d; float32, float64, int32 or int64 was expected",
+                        who, (int)type);
+    }
+    if (op < MU_SUM || op > MU_MIN) {
+        return mui_fail(g->context, MU_ERR_ARG, "%s: unknown operation %d", who, (int)op);
+    }
+    if (op == MU_MEAN && type != MU_F32 && type != MU_F64) {
+        return mui_fail(g->context, MU_ERR_DTYPE, "%s: there is no mean of %s", who, mui_reducible_name(type));
+    }
+    if (count < 0 || !mui_size_mul((size_t)count, size * (size_t)times, &bytes) || bytes > PTRDIFF_MAX) {
+        return mui_fail(g->context, MU_ERR_ARG, "%s: %lld elements", who, (long long)count);
+    }
+    if (data == NULL && count > 0) {
+        return mui_fail(g->context, MU_ERR_ARG, "%s: no data for %lld elements", who, (long long)count);
+    }
+    return MU_OK;
+}
+
+static mu_status no_group(void)
+{
+    return MU_ERR_ARG; /* whoever failed to make the group has said why */
+}
+
+/* -- collectives ------------------------------------------------------------------------------------------------- */
+mu_request *mui_all_reduce_start(mu_group *g, void *data, int64_t count, mu_dtype type, mu_reduce_op op,
+                                 const mui_identity *identity)
+{
+    if (g == NULL || check_reducible(g, "all-reduce", data, count, 1, type, op) != MU_OK) {
+        return NULL;
+    }
+    return g->ops->all_reduce_start(g, data, count, type, op, identity);
+}
+
+mu_request *mu_all_reduce_start(mu_group *g, void *data, int64_t count, mu_dtype type, mu_reduce_op op)
+{
+    return mui_all_reduce_start(g, data, count, type, op, NULL);
+}
+
+mu_status mu_request_test(mu_request *r, bool *done)
+{
+    if (r == NULL || done == NULL) {
+        return MU_ERR_ARG;
+    }
+    return r->group->ops->test(r, done);
+}
+
+mu_status mu_request_wait(mu_request *r)
+{
+    return r != NULL ? r->group->ops->wait(r) : MU_ERR_ARG;
+}
+
+mu_status mu_all_reduce(mu_group *g, void *data, int64_t count, mu_dtype type, mu_reduce_op op)
+{
+    if (g == NULL) {
+        return no_group();
+    }
+    mu_status s = check_reducible(g, "all-reduce", data, count, 1, type, op);
+    if (s != MU_OK) {
+        return s;
+    }
+    mu_request *r = g->ops->all_reduce_start(g, data, count, type, op, NULL);
+    if (r == NULL) {
+        return g->broken != MU_OK ? g->broken : MU_ERR_NOMEM;
+    }
+    return g->ops->wait(r);
+}
+
+mu_status mu_broadcast(mu_group *g, void *data, size_t bytes, int root)
+{
+    if (g == NULL) {
+        return no_group();
+    }
+    if (root < 0 || root >= g->size) {
+        return mui_fail(g->context, MU_ERR_ARG, "broadcast: root %d in a group of %d", root, g->size);
+    }
+    if ((data == NULL && bytes > 0) || bytes > PTRDIFF_MAX) {
+        return mui_fail(g->context, MU_ERR_ARG, "broadcast: no data for %zu bytes", bytes);
+    }
+    return g->ops->broadcast(g, data, bytes, root);
+}
+
+mu_status mu_all_gather(mu_group *g, const void *in, void *out, size_t bytes)
+{
+    if (g == NULL) {
+        return no_group();
+    }
+    size_t total;
+    if (((in == NULL || out == NULL) && bytes > 0) || !mui_size_mul(bytes, (size_t)g->size, &total) ||
+        total > PTRDIFF_MAX) {
+        return mui_fail(g->context, MU_ERR_ARG, "all-gather: no data for %zu bytes", bytes);
+    }
+    return g->ops->all_gather(g, in, out, bytes);
+}
+
+mu_status mu_reduce_scatter(mu_group *g, const void *in, void *out, int64_t count, mu_dtype type, mu_reduce_op op)
+{
+    if (g == NULL) {
+        return no_group();
+    }
+    mu_status s = check_reducible(g, "reduce-scatter", in, count, g->size, type, op);
+    if (s != MU_OK) {
+        return s;
+    }
+    if (out == NULL && count > 0) {
+        return mui_fail(g->context, MU_ERR_ARG, "reduce-scatter: nowhere to put %lld elements", (long long)count);
+    }
+    /* Others read `in` while this rank writes `out`: only this rank's own slice is read by nobody else. */
+    size_t slice = (size_t)count * mui_reducible_bytes(type);
+    uintptr_t from = (uintptr_t)in, to = (uintptr_t)out, own = from + slice * (size_t)g->rank;
+    if (to != own && to < from + slice * (size_t)g->size && from < to + slice) {
+        return mui_fail(g->context, MU_ERR_ARG, "reduce-scatter: out lies in `in`, but is not this rank's slice of it");
+    }
+    return g->ops->reduce_scatter(g, in, out, count, type, op);
+}
+
+mu_status mu_barrier(mu_group *g)
+{
+    return g != NULL ? g->ops->barrier(g) : no_group();
+}

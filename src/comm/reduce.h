@@ -1,0 +1,17 @@
+/* Reducing one stretch of elements over all ranks: in rank order, one writer, so all ranks get the same bits. */
+#ifndef MUI_REDUCE_H
+#define MUI_REDUCE_H
+
+#include <muster/group.h>
+
+/* Bytes of an element that can be reduced; 0 for other types. */
+size_t mui_reducible_bytes(mu_dtype type);
+const char *mui_reducible_name(mu_dtype type);
+const char *mui_reduce_op_name(mu_reduce_op op);
+
+/* out[0..outs) each get the reduction of in[0..ranks), n elements. An out may be an in. NaN in any rank makes MU_MAX
+ * and MU_MIN NaN. MU_MEAN is the sum divided by ranks. */
+void mui_reduce(mu_dtype type, mu_reduce_op op, int ranks, const void *const *in, int outs, void *const *out,
+                int64_t n);
+
+#endif

@@ -1,0 +1,95 @@
+/* Do all ranks mean the same call? Decided by each rank from the same posted descriptors, hence the same everywhere. */
+#include "comm/local.h"
+#include "comm/reduce.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static void describe_plain(const mui_slot *s, char *out, size_t size)
+{
+    const char *type = mui_reducible_name((mu_dtype)s->type), *op = mui_reduce_op_name((mu_reduce_op)s->op);
+    switch ((mui_call_kind)s->call) {
+    case MUI_ALL_REDUCE: snprintf(out, size, "an all-reduce (%s) of %" PRIu64 " %s", op, s->count, type); return;
+    case MUI_BROADCAST: snprintf(out, size, "a broadcast of %" PRIu64 " bytes from rank %d", s->count, s->root); return;
+    case MUI_ALL_GATHER: snprintf(out, size, "an all-gather of %" PRIu64 " bytes", s->count); return;
+    case MUI_REDUCE_SCATTER:
+        snprintf(out, size, "a reduce-scatter (%s) to %" PRIu64 " %s", op, s->count, type);
+        return;
+    case MUI_BARRIER: snprintf(out, size, "a barrier"); return;
+    case MUI_ALLOC: snprintf(out, size, "mu_group_alloc of %" PRIu64 " bytes", s->count); return;
+    case MUI_FREE: snprintf(out, size, "mu_group_free of the memory at offset %" PRIu64, s->count); return;
+    }
+    snprintf(out, size, "an unknown call");
+}
+
+void mui_call_describe(const mui_slot *s, char *out, size_t size)
+{
+    if (s->identified && s->text[0] != '\0') {
+        snprintf(out, size, "%.*s", MUI_IDENTITY_TEXT - 1, s->text);
+    } else {
+        describe_plain(s, out, size);
+    }
+}
+
+static bool same(const mui_slot *a, const mui_slot *b)
+{
+    return a->call == b->call && a->identified == b->identified && a->kind == b->kind && a->sequence == b->sequence &&
+           a->hash == b->hash && a->count == b->count && a->type == b->type && a->op == b->op && a->root == b->root;
+}
+
+/* The text is for people; where it is the same on both sides, say in what they differ. */
+static void explain(const mui_slot *a, const mui_slot *b, int other, char text[MUI_BROKEN_BYTES])
+{
+    char left[MUI_IDENTITY_TEXT], right[MUI_IDENTITY_TEXT], why[200] = "";
+    mui_call_describe(a, left, sizeof(left));
+    mui_call_describe(b, right, sizeof(right));
+    if (strcmp(left, right) == 0) {
+        if (a->sequence != b->sequence) {
+            snprintf(why, sizeof(why), ", but by sequence numbers %" PRIu64 " and %" PRIu64, a->sequence, b->sequence);
+        } else if (a->kind != b->kind) {
+            snprintf(why, sizeof(why), ", but of kinds %" PRIu32 " and %" PRIu32, a->kind, b->kind);
+        } else if (a->hash != b->hash) {
+            snprintf(why, sizeof(why),
+                     ", but with different layouts or arguments (hashes %016" PRIx64 " and %016" PRIx64 ")", a->hash,
+                     b->hash);
+        } else {
+            char first[90], second[90];
+            describe_plain(a, first, sizeof(first));
+            describe_plain(b, second, sizeof(second));
+            snprintf(why, sizeof(why), ", but with %.88s and %.88s", first, second);
+        }
+    }
+    snprintf(text, MUI_BROKEN_BYTES, "ranks contradict each other: rank 0 is at %s, rank %d at %s%s", left, other,
+             right, why);
+}
+
+mu_status mui_call_verdict(const mui_local *g, mui_call *call, char text[MUI_BROKEN_BYTES])
+{
+    const mui_slot *zero = mui_slot_of(g, 0, call->number);
+    int odd = 0, abandoned = -1;
+    bool all_identified = true;
+    for (int r = 0; r < g->base.size; r++) {
+        const mui_slot *s = mui_slot_of(g, r, call->number);
+        if (odd == 0 && !same(zero, s)) {
+            odd = r;
+        }
+        all_identified = all_identified && s->identified;
+        if (abandoned < 0 && s->identified && s->kind >= MUI_KIND_ABANDON) {
+            abandoned = r;
+        }
+    }
+    /* An abandonment stands for a reduction. Ranks that are at anything else (a barrier, a user's own all-reduce)
+     * are not skipped over, since their caller would take the call for done. */
+    if (abandoned >= 0 && all_identified) {
+        char what[MUI_IDENTITY_TEXT];
+        mui_call_describe(mui_slot_of(g, abandoned, call->number), what, sizeof(what));
+        snprintf(call->skip_text, sizeof(call->skip_text), "rank %d: %s", abandoned, what);
+        return MU_SKIPPED;
+    }
+    if (odd != 0) {
+        explain(zero, mui_slot_of(g, odd, call->number), odd, text);
+        return MU_ERR_COMM;
+    }
+    return MU_OK;
+}
