@@ -12,12 +12,12 @@ typedef struct mui_storage {
     size_t bytes;    /* asked for; capacity may be more */
     size_t capacity;
     int refs;
-    mui_pool *pool;  /* where it goes back to; NULL: memory of somebody else (a slab), never freed here */
+    mui_pool *pool;  /* where it goes back to */
     struct mui_storage *next_free;
 } mui_storage;
 
-/* Keeps every block it ever got and hands out the smallest free one that fits without wasting more than a quarter;
- * large blocks are 2 MiB aligned and ask for huge pages, since a page fault costs more than a kernel here. */
+/* Keeps every block it ever got, in size classes that waste at most an eighth; large blocks are 2 MiB aligned and ask
+ * for huge pages, since a page fault costs more than a kernel here. */
 mui_pool *mui_pool_new(mu_context *c);
 void mui_pool_free(mui_pool *p); /* all storages must have been released */
 

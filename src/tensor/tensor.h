@@ -13,15 +13,25 @@ struct mu_tensor {
     mu_dims dims;
     int64_t stride[MU_MAX_DIMS];  /* in elements; meaningful when layout is NULL */
     const mui_layout *layout;     /* blocked layout, NULL: strided */
-    mui_storage *storage;         /* one reference held by the tensor; NULL: not yet placed, or given back */
-    char *data;                   /* first element, inside storage; NULL when storage is, or no elements */
+    mui_storage *storage;         /* one reference held by the tensor; NULL: memory of somebody else (a slab, a base
+                                     tensor of the context), not yet placed, or given back */
+    char *data;                   /* first element; NULL: not placed, given back, or no elements */
     bool released;                /* backward gave the memory back: reading is MU_ERR_STATE */
     bool retained;                /* backward must not give it back */
     bool requires_grad;           /* a gradient may be wanted: recorded operations look here */
-    bool detached;                /* came out of mu_detach or a no-grad region; reason in reports */
+    bool detached;                /* depends on something trainable, but only through mu_detach or a no-grad region */
     struct mui_node *node;        /* operation that made it, NULL for leaves */
     struct mu_parameter *parameter; /* the parameter it is the value of, else NULL */
     struct mu_tensor *grad;       /* leaves with require_grad: gradient after backward, else NULL */
+
+    /* The tape's own book-keeping; zero for tensors of the context. */
+    struct mu_tensor *next;       /* all tensors of the tape */
+    struct mu_tensor *alias_of;   /* the tensor of which this is a copy in another layout: its gradient goes there */
+    struct mu_tensor *converted;  /* first copy of this one in another layout, so that each is made once */
+    struct mu_tensor *next_converted;
+    int32_t consumers;            /* recorded reads that backward has not retired */
+    int32_t reaching;             /* of them, those that the loss depends on; set by marking */
+    int32_t needed;               /* nodes, not yet retired, whose backward reads this value */
 };
 
 /* Fills strides of a plain row-major tensor. */
