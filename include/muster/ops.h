@@ -29,7 +29,7 @@ MU_API mu_tensor *mu_matmul(mu_tape *t, mu_tensor *a, mu_tensor *b);
 /* -- normalisation ---------------------------------------------------------------------------------------------- */
 typedef struct mu_batch_norm_options {
     float eps;       /* 0: 1e-5 */
-    float momentum;  /* weight of the new value in the running statistics; 0: 0.1; negative: cumulative average */
+    float momentum;  /* weight of the new value in the running statistics, in (0, 1]; 0: 0.1 */
     bool evaluate;   /* normalise by the running statistics, and leave them alone */
     bool relu;       /* max(0, result) in the same pass */
 } mu_batch_norm_options;

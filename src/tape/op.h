@@ -21,7 +21,10 @@ typedef struct mui_op {
     /* Test samples: builds inputs (leaves that require gradients) and the output for sample i, from the seed; returns
      * NULL when there is no sample i. Every row has at least one. */
     mu_tensor *(*sample)(mu_tape *t, int i, uint64_t seed);
+    uint32_t reads; /* values that backward reads: MUI_READS_OUT, MUI_READS_IN(0), ...; others may be given back early */
 } mui_op;
+#define MUI_READS_OUT ((uint32_t)1 << 31)
+#define MUI_READS_IN(i) ((uint32_t)1 << (i)) /* i < 31 */
 
 struct mui_node {
     const mui_op *op;
@@ -32,19 +35,28 @@ struct mui_node {
     mui_storage **saved;  /* arena; released when the node has run backward: workspaces, masks */
     int saved_count;
     const char *module;   /* arena, path of the module that ran it, "" at top */
-    bool reaches_loss;    /* set by marking */
-    bool done;            /* ran backward and gave its values back */
-    mui_storage *grad;    /* gradient of out, in layout grad_layout, while backward needs it */
-    const mui_layout *grad_layout;
+    uint32_t reads;       /* of the op, or narrower */
     uint32_t index;       /* position on the tape */
+    bool reaches_loss;    /* set by marking: a gradient arrives here */
+    bool leads_to_loss;   /* set by marking: the loss depends on the value, gradient or not */
+    bool done;            /* ran backward and gave its values back */
+    /* Not differentiable: mu_detach, an operation in a no-grad region, or one that depends on trainable things only
+     * through such. Noted without attr and saved, so that a report can tell where a parameter lost its gradient. */
+    bool light;
+    const char *region;   /* of a light node in a no-grad region: its name, "" when it has none; else NULL */
+    struct mui_node *next, *cut, *end; /* found by marking for reports: a reader of out (one that leads to the loss if
+                                        * any does), first light node on that path, last node of that path */
 };
 
 /* All rows, NULL-terminated. */
 const mui_op *const *mui_ops(void);
 
 /* -- for forward functions -------------------------------------------------------------------------------------- */
-/* True (and nothing raised) when the context failed before or any tensor is NULL or belongs to another tape. */
-bool mui_inputs_bad(mu_tape *t, mu_tensor *const *in, int count);
+/* True when op cannot start: silently when the context failed before or a tensor is NULL (a failure upstream), with an
+ * error when one belongs elsewhere or its memory was given back. */
+bool mui_inputs_bad(mu_tape *t, const char *op, mu_tensor *const *in, int count);
+/* The same, and all must be float32. */
+bool mui_floats_bad(mu_tape *t, const char *op, mu_tensor *const *in, int count);
 /* A new tensor of the tape with memory in that layout (NULL: plain), contents undefined. */
 mu_tensor *mui_tensor_new(mu_tape *t, mu_dims dims, mu_dtype dtype, const mui_layout *layout);
 /* A view: shares storage. */
@@ -56,6 +68,12 @@ mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout);
  * attr_bytes is copied; the node takes over the references in saved. Returns y, or NULL. */
 mu_tensor *mui_record(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count, const void *attr,
                       size_t attr_bytes, mui_storage *const *saved, int saved_count);
+/* The same for an op that knows better than its row what its backward will read. */
+mu_tensor *mui_record_reads(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count,
+                            const void *attr, size_t attr_bytes, mui_storage *const *saved, int saved_count,
+                            uint32_t reads);
+/* Whether x is, or depends on, something whose gradient is wanted. */
+bool mui_tensor_wants_grad(const mu_tensor *x);
 /* Whether an op with these inputs will be recorded, so that it may skip saving. */
 bool mui_will_record(mu_tape *t, mu_tensor *const *in, int count);
 mui_engine *mui_tape_engine(mu_tape *t);
@@ -72,12 +90,25 @@ bool mui_wants_grad(const mui_backward *b, const mui_node *n, int input);
 /* Gradient of the node's output in `layout` (converted if need be); valid during the call. */
 const float *mui_grad_in(mui_backward *b, mui_node *n, const mui_layout *layout);
 /* Memory for the gradient of input i in `layout`. *accumulate: it holds earlier contributions, add to them; false:
- * overwrite all. For a parameter whose layout it is, this is its slice of the gradient slab itself. NULL on failure. */
+ * overwrite all, padding with zero. For a parameter whose layout it is, this is its slice of the gradient slab itself.
+ * NULL on failure. */
 float *mui_grad_out(mui_backward *b, mui_node *n, int input, const mui_layout *layout, bool *accumulate);
+/* The same for a computation that can only overwrite: the engine adds it to earlier contributions afterwards. */
+float *mui_grad_put(mui_backward *b, mui_node *n, int input, const mui_layout *layout);
 /* The gradient of input i is the output's gradient unchanged (add, reshape): shares memory where it can. */
 mu_status mui_grad_pass(mui_backward *b, mui_node *n, int input) MU_MUST_USE;
+/* The gradient of input i is ready in this memory (of its dims, in `layout`): shares it. The caller keeps its reference
+ * and may no longer change the content. */
+mu_status mui_grad_give(mui_backward *b, mui_node *n, int input, mui_storage *s, const mui_layout *layout) MU_MUST_USE;
+/* For gradients computed in place (relu): *dy is the output's gradient, the result is memory to put another in its
+ * stead, often the same memory; hand that over with mui_grad_pass. NULL on failure. */
+float *mui_grad_remake(mui_backward *b, mui_node *n, const mui_layout *layout, const float **dy);
 /* Scratch for this call, in floats. NULL on failure. */
 float *mui_grad_scratch(mui_backward *b, size_t floats);
 mui_engine *mui_backward_engine(mui_backward *b);
+/* False when the node's values are given back after this call: backward may then overwrite what it saved. */
+bool mui_backward_retains(const mui_backward *b);
+/* Floats that a tensor of these dims fills in that layout, padding included. */
+int64_t mui_floats_in_layout(mu_dims dims, const mui_layout *layout);
 
 #endif

@@ -24,8 +24,11 @@ typedef enum mui_grad_state {
 /* Why a parameter got no gradient; kept by the marking pass until the next one. */
 typedef struct mui_absence {
     int kind;                /* mu_absence of <muster/ddp.h>, as a plain number: this floor does not see that header */
-    const char *op;          /* of the tape: valid until its reset */
-    const char *module;
+    const char *op;          /* the operation that read it; all strings are of the tape: valid until its reset */
+    const char *module;      /* path of the module that read it */
+    const char *end_op;      /* detached: "detach" or the operation in the no-grad region; not reached: the last one */
+    const char *end_module;
+    const char *region;      /* detached in a no-grad region: its name, "" if it has none; else NULL */
 } mui_absence;
 
 struct mu_parameter {
@@ -92,6 +95,7 @@ struct mui_store {
     int64_t bucket_count;
     size_t floats;             /* of a slab */
     float *values, *grads;
+    float *old_values;         /* of the layout before, readable until the next: tapes may hold views of it */
     mui_slab **slabs;          /* optimiser state, registered with mui_store_add_slab */
     size_t slab_count, slab_capacity;
     mu_tensor **buffers;       /* float buffers in state_dict order, memory in one slab */
@@ -114,8 +118,8 @@ struct mui_store {
  * - Values are copied from where value.data (initialised parameters) and a buffer's data (not NULL) point, whichever
  *   store or memory that is; gradients and optimiser state only of parameters that are in `old`. Memory other than
  *   old's stays the caller's.
- * - Parameters of `old` that are not listed any more are still alive during the call; they and their values are left
- *   without store and data.
+ * - Parameters and buffers of `old` that are not listed any more are still alive during the call; they are left without
+ *   store and data.
  * - mui_store pointers change, mui_slab pointers stay.
  * - On failure NULL, and `old`, parameters and buffers are as they were. */
 mui_store *mui_store_build(mu_context *c, mu_parameter *const *parameters, int64_t count, mu_tensor *const *buffers,

@@ -25,6 +25,10 @@ struct mu_tensor {
     struct mu_tensor *grad;       /* leaves with require_grad: gradient after backward, else NULL */
 
     /* The tape's own book-keeping; zero for tensors of the context. */
+    bool wants_own_grad;          /* mu_tensor_require_grad was called: the gradient is kept for the user */
+    bool kept;                    /* made by mu_tensor_keep */
+    mui_storage *grad_storage;    /* while backward runs: the gradient so far, of these dims in grad_layout */
+    const mui_layout *grad_layout;
     struct mu_tensor *next;       /* all tensors of the tape */
     struct mu_tensor *alias_of;   /* the tensor of which this is a copy in another layout: its gradient goes there */
     struct mu_tensor *converted;  /* first copy of this one in another layout, so that each is made once */

@@ -1,0 +1,338 @@
+/* Making tensors and recording operations. */
+#include "tape/tape_state.h"
+#include "base/alloc.h"
+#include "base/rng.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+mui_engine *mui_tape_engine(mu_tape *t)
+{
+    return t->engine;
+}
+
+mui_pool *mui_tape_pool(mu_tape *t)
+{
+    return t->pool;
+}
+
+mui_arena *mui_tape_arena(mu_tape *t)
+{
+    return &t->arena;
+}
+
+mu_context *mui_tape_context(mu_tape *t)
+{
+    return t->context;
+}
+
+int64_t mui_floats_in_layout(mu_dims dims, const mui_layout *layout)
+{
+    return (int64_t)(mui_bytes_in_layout(dims, layout) / sizeof(float));
+}
+
+mu_tensor *mui_op_fail(mu_tape *t, mu_status s, const char *op, const char *format, ...)
+{
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    mu_context *c = t->context;
+    if (c->path_len > 0) {
+        mui_fail(c, s, "%s in %s: %s", op, c->path, text);
+    } else {
+        mui_fail(c, s, "%s: %s", op, text);
+    }
+    return NULL;
+}
+
+bool mui_inputs_bad(mu_tape *t, const char *op, mu_tensor *const *in, int count)
+{
+    if (t == NULL || mui_failed(t->context)) {
+        return true;
+    }
+    for (int i = 0; i < count; i++) {
+        if (in[i] == NULL) {
+            return true;
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        if (in[i]->context != t->context || (in[i]->tape != NULL && in[i]->tape != t)) {
+            mui_op_fail(t, MU_ERR_ARG, op, "input %d belongs to another %s", i,
+                        in[i]->context != t->context ? "context" : "tape");
+            return true;
+        }
+        if (in[i]->released) {
+            char text[MUI_DIMS_TEXT];
+            mui_op_fail(t, MU_ERR_STATE, op,
+                        "backward has given the memory of input %d, of shape %s, back: mu_tensor_retain keeps it", i,
+                        mui_dims_text(in[i]->dims, text));
+            return true;
+        }
+        if (in[i]->data == NULL && mui_dims_elements(in[i]->dims) > 0) {
+            mui_op_fail(t, MU_ERR_STATE, op, "input %d has no memory yet: its module has not been laid out", i);
+            return true;
+        }
+    }
+    return false;
+}
+
+bool mui_floats_bad(mu_tape *t, const char *op, mu_tensor *const *in, int count)
+{
+    if (mui_inputs_bad(t, op, in, count)) {
+        return true;
+    }
+    for (int i = 0; i < count; i++) {
+        if (in[i]->dtype != MU_F32) {
+            mui_op_fail(t, MU_ERR_DTYPE, op, "input %d is %s, float32 was expected", i, mu_dtype_name(in[i]->dtype));
+            return true;
+        }
+    }
+    return false;
+}
+
+mu_tensor *mui_tensor_new(mu_tape *t, mu_dims dims, mu_dtype dtype, const mui_layout *layout)
+{
+    size_t bytes = 0;
+    if (mui_dims_check(t->context, dims, dtype, &bytes) != MU_OK) {
+        return NULL;
+    }
+    if (layout != NULL) {
+        bytes = mui_bytes_in_layout(dims, layout);
+    }
+    mu_tensor *x = mui_arena_alloc(&t->arena, sizeof(*x));
+    /* Empty tensors get memory too: a kernel may then form a pointer without a special case. */
+    mui_storage *s = x != NULL ? mui_storage_new(t->pool, bytes > 0 ? bytes : 1) : NULL;
+    if (s == NULL) {
+        return NULL;
+    }
+    *x = (mu_tensor){.context = t->context, .tape = t, .dtype = dtype, .dims = dims, .layout = layout, .storage = s,
+                     .data = s->data};
+    mui_strides_plain(dims, x->stride);
+    x->next = t->tensors;
+    t->tensors = x;
+    return x;
+}
+
+mu_tensor *mui_tensor_view(mu_tape *t, mu_tensor *base, mu_dims dims, const int64_t *stride, int64_t offset)
+{
+    mu_tensor *x = mui_arena_alloc(&t->arena, sizeof(*x));
+    if (x == NULL) {
+        return NULL;
+    }
+    *x = (mu_tensor){.context = t->context, .tape = t, .dtype = base->dtype, .dims = dims, .layout = base->layout,
+                     .storage = base->storage};
+    /* Memory of the context (parameters) is not counted: it outlives the tape's use of it. */
+    mui_storage_keep(base->storage);
+    if (stride != NULL) {
+        memcpy(x->stride, stride, (size_t)dims.ndim * sizeof(*stride));
+    } else {
+        mui_strides_plain(dims, x->stride);
+    }
+    if (base->data != NULL) {
+        x->data = base->data + offset * (int64_t)mu_dtype_bytes(base->dtype);
+    }
+    x->next = t->tensors;
+    t->tensors = x;
+    return x;
+}
+
+static bool has_layout(const mu_tensor *x, const mui_layout *layout)
+{
+    return layout != NULL ? x->layout == layout : mui_tensor_is_plain(x);
+}
+
+mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout)
+{
+    if (x == NULL || has_layout(x, layout)) {
+        return x;
+    }
+    /* Copies of the context's tensors are never reused: an optimiser may have changed the values since. */
+    for (mu_tensor *k = x->tape != NULL ? x->converted : NULL; k != NULL; k = k->next_converted) {
+        if (k->layout == layout && !k->released) {
+            return k;
+        }
+    }
+    mu_tensor *y = NULL;
+    if (x->layout == NULL && !mui_tensor_is_plain(x) && layout != NULL) {
+        mu_tensor *plain = mui_in_layout(t, x, NULL);
+        y = plain != NULL ? mui_in_layout(t, plain, layout) : NULL;
+        return y;
+    }
+    y = mui_tensor_new(t, x->dims, x->dtype, layout);
+    if (y == NULL) {
+        return NULL;
+    }
+    if (x->layout == NULL && layout == NULL) {
+        mui_copy_strided(t->engine, x->dims, mu_dtype_bytes(x->dtype), x->data, x->stride, y->data, y->stride);
+    } else if (mui_reorder(t->engine, x->dims, x->layout, (const float *)(void *)x->data, layout,
+                           (float *)(void *)y->data) != MU_OK) {
+        return NULL;
+    }
+    y->alias_of = mui_base_of(x);
+    y->requires_grad = x->requires_grad;
+    if (x->tape != NULL) {
+        y->next_converted = x->converted;
+        x->converted = y;
+    }
+    return y;
+}
+
+bool mui_tensor_wants_grad(const mu_tensor *x)
+{
+    const mu_tensor *base = x->alias_of != NULL ? x->alias_of : x;
+    return base->parameter != NULL ? !base->parameter->frozen : base->requires_grad;
+}
+
+bool mui_will_record(mu_tape *t, mu_tensor *const *in, int count)
+{
+    if (t->options.no_grad || t->region_count > 0) {
+        return false;
+    }
+    for (int i = 0; i < count; i++) {
+        if (in[i] != NULL && mui_tensor_wants_grad(in[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether a report could one day ask what became of y. */
+static bool worth_noting(mu_tape *t, mu_tensor *const *in, int count)
+{
+    if (t->options.no_grad) {
+        return false;
+    }
+    for (int i = 0; i < count; i++) {
+        if (mui_tensor_wants_grad(in[i]) || mui_base_of(in[i])->detached) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static const char *module_path(mu_tape *t)
+{
+    const char *path = t->context->path;
+    if (t->module == NULL || strcmp(t->module, path) != 0) {
+        t->module = path[0] != '\0' ? mui_arena_strdup(&t->arena, path) : "";
+    }
+    return t->module;
+}
+
+static mui_node *new_node(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count)
+{
+    const char *module = module_path(t);
+    mui_node *n = mui_arena_calloc(&t->arena, 1, sizeof(*n));
+    mu_tensor **inputs = mui_arena_alloc(&t->arena, (size_t)in_count * sizeof(*inputs));
+    if (n == NULL || inputs == NULL || module == NULL ||
+        !MUI_GROW(t->context, t->nodes, t->node_count, t->node_capacity)) {
+        return NULL;
+    }
+    memcpy(inputs, in, (size_t)in_count * sizeof(*inputs));
+    n->op = op;
+    n->out = y;
+    n->in = inputs;
+    n->in_count = in_count;
+    n->module = module;
+    return n;
+}
+
+static void enter_node(mu_tape *t, mui_node *n)
+{
+    n->index = (uint32_t)t->node_count;
+    t->nodes[t->node_count++] = n;
+    n->out->node = n;
+}
+
+static mu_tensor *note(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count)
+{
+    if (!worth_noting(t, in, in_count)) {
+        return y;
+    }
+    mui_node *n = new_node(t, op, y, in, in_count);
+    if (n == NULL) {
+        return NULL;
+    }
+    n->light = true;
+    n->region = t->region_count > 0 ? t->regions[t->region_count - 1] : NULL;
+    y->detached = true;
+    enter_node(t, n);
+    return y;
+}
+
+static void give_up(mui_storage *const *saved, int count)
+{
+    for (int i = 0; i < count; i++) {
+        mui_storage_release(saved[i]);
+    }
+}
+
+mu_tensor *mui_record_reads(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count,
+                            const void *attr, size_t attr_bytes, mui_storage *const *saved, int saved_count,
+                            uint32_t reads)
+{
+    if (y == NULL || op->backward == NULL || !mui_will_record(t, in, in_count)) {
+        give_up(saved, saved_count);
+        return y == NULL ? NULL : note(t, op, y, in, in_count);
+    }
+    mui_node *n = new_node(t, op, y, in, in_count);
+    if (n != NULL && attr_bytes > 0) {
+        n->attr = mui_arena_alloc(&t->arena, attr_bytes);
+        n = n->attr != NULL ? n : NULL;
+    }
+    if (n != NULL && saved_count > 0) {
+        n->saved = mui_arena_alloc(&t->arena, (size_t)saved_count * sizeof(*n->saved));
+        n = n->saved != NULL ? n : NULL;
+    }
+    if (n == NULL) {
+        give_up(saved, saved_count);
+        return NULL;
+    }
+    if (attr_bytes > 0) {
+        memcpy(n->attr, attr, attr_bytes);
+    }
+    if (saved_count > 0) {
+        memcpy(n->saved, saved, (size_t)saved_count * sizeof(*n->saved));
+    }
+    n->saved_count = saved_count;
+    n->reads = reads;
+    for (int i = 0; i < in_count; i++) {
+        if (in[i]->tape == NULL) {
+            continue; /* outlives the tape: nothing to count */
+        }
+        in[i]->consumers++;
+        in[i]->needed += i < 31 && (reads & MUI_READS_IN(i)) != 0;
+        if (in[i]->alias_of != NULL && in[i]->alias_of->tape != NULL) {
+            in[i]->alias_of->consumers++;
+        }
+    }
+    y->needed += (reads & MUI_READS_OUT) != 0;
+    y->requires_grad = true;
+    enter_node(t, n);
+    return y;
+}
+
+mu_tensor *mui_record(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count, const void *attr,
+                      size_t attr_bytes, mui_storage *const *saved, int saved_count)
+{
+    return mui_record_reads(t, op, y, in, in_count, attr, attr_bytes, saved, saved_count, op->reads);
+}
+
+void mui_tape_draw(mu_tape *t, uint64_t *key, uint64_t *stream)
+{
+    uint64_t h = mui_hash_string(MUI_HASH_START, "tape");
+    h = mui_hash_u64(h, t->context->seed);
+    *key = mui_hash_u64(h, (uint64_t)t->context->rank);
+    *stream = mui_hash_u64(mui_hash_u64(MUI_HASH_START, t->step), t->draws++);
+}
+
+void mui_tensor_release(mu_tensor *t)
+{
+    mui_storage_release(t->storage);
+    t->storage = NULL;
+    t->data = NULL;
+    t->released = true;
+}

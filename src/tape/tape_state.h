@@ -1,0 +1,70 @@
+/* The tape's struct and what the files of this folder share. Not for other floors. */
+#ifndef MUI_TAPE_STATE_H
+#define MUI_TAPE_STATE_H
+
+#include "tape/op.h"
+#include "tape/store.h"
+
+/* A contribution to a gradient that could not be written in place: added when the node's backward returns. */
+typedef struct mui_pending {
+    mu_tensor *target;
+    mui_storage *storage;
+    const mui_layout *layout;
+} mui_pending;
+
+struct mui_backward {
+    mu_tape *tape;
+    mui_pending *pending;
+    size_t pending_count, pending_capacity;
+    mu_tensor **given;     /* targets whose own memory the running node was given: it may not have filled it yet */
+    size_t given_count, given_capacity;
+    mui_storage **temps;   /* released when the running node's backward returns */
+    size_t temp_count, temp_capacity;
+};
+
+struct mu_tape {
+    mu_context *context;
+    mui_engine *engine;
+    mui_pool *pool;
+    mui_arena arena;
+    mu_tape_options options;
+    mui_node **nodes;
+    size_t node_count, node_capacity;
+    mu_tensor *tensors;
+    const char **regions;    /* names of the open no-grad regions */
+    size_t region_count, region_capacity;
+    uint64_t step, draws;
+    const char *module;      /* arena copy of the module path of the last node: most nodes share it with the next */
+    mu_tensor *marked;       /* loss of the last marking */
+    bool is_marked;
+    mui_backward backward;
+    /* For tests of gradients: samples add delta to this element of this leaf (counted from 0; -1: none). */
+    struct {
+        int64_t leaf, element;
+        float delta;
+    } nudge;
+    int64_t sample_leaves;
+};
+
+/* The tensor that gets the gradient of t: t, or what it is a converted copy of. */
+static inline mu_tensor *mui_base_of(mu_tensor *t)
+{
+    return t->alias_of != NULL ? t->alias_of : t;
+}
+
+/* The recorded, differentiable operation that made t, or NULL. */
+static inline mui_node *mui_maker_of(const mu_tensor *t)
+{
+    return t->requires_grad && t->node != NULL && !t->node->light ? t->node : NULL;
+}
+
+/* Drops a tensor's memory; reading it is an error from then on. */
+void mui_tensor_release(mu_tensor *t);
+
+/* tape/grads.c: adds what is pending, releases temporaries. Both leave the lists empty, also on failure. */
+mu_status mui_grads_settle(mui_backward *b) MU_MUST_USE;
+void mui_grads_drop(mui_backward *b);
+/* Adds `floats` in storage s to the gradient of target. */
+mu_status mui_grads_add(mui_backward *b, mu_tensor *target, mui_storage *s, const mui_layout *layout) MU_MUST_USE;
+
+#endif
