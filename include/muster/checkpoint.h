@@ -60,6 +60,8 @@ typedef struct mu_checkpoint_entry {
     const char *dtype_name;  /* PyTorch's, also for types Muster cannot compute with */
     mu_dims dims;
     const char *tied_to;     /* name of an earlier entry with the same storage and view, or NULL */
+    const char *note;        /* why it cannot be loaded into a model, e.g. "sparse: cannot be read"; NULL: it can be */
+    bool is_storage;         /* not a tensor but a bare storage, seen as one dimension */
 } mu_checkpoint_entry;
 /* Owned by the context. NULL with MU_ERR_FORMAT saying what the file is if it is no checkpoint. */
 MU_API mu_checkpoint *mu_checkpoint_open(mu_context *c, const char *path);
@@ -67,7 +69,8 @@ MU_API void mu_checkpoint_close(mu_checkpoint *k);
 MU_API const char *mu_checkpoint_format(const mu_checkpoint *k); /* "torch zip", "torch legacy", ... */
 MU_API int64_t mu_checkpoint_count(const mu_checkpoint *k);
 MU_API mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint *k, int64_t i);
-/* The elements of entry i, row-major, little-endian, bytes = elements times mu_dtype_bytes. */
+/* The elements of entry i, row-major, little-endian, bytes = elements times mu_dtype_bytes. out NULL: only checks that
+ * it can be read, and that it is not larger than this machine's memory (a file may claim 2^40 elements over 4 bytes). */
 MU_API mu_status mu_checkpoint_read(mu_checkpoint *k, int64_t i, void *out, size_t bytes) MU_MUST_USE;
 /* Names that Python would import or call to load the file, outside the harmless set: NULL-terminated. */
 MU_API const char *const *mu_checkpoint_globals(const mu_checkpoint *k);

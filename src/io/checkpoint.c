@@ -1,0 +1,179 @@
+/* Opening any checkpoint, and the questions one can ask it. */
+#include "base/alloc.h"
+#include "io/checkpoint_file.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+size_t mui_blob_bytes(const mui_blob *b)
+{
+    return (size_t)b->elements * b->dtype->bytes; /* elements were held to INT64_MAX / 16 */
+}
+
+mui_blob *mui_blob_find(const mu_checkpoint *k, mui_slice key)
+{
+    size_t low = 0, high = k->blob_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const char *have = k->blobs[middle].key;
+        size_t have_bytes = strlen(have);
+        size_t common = have_bytes < key.bytes ? have_bytes : key.bytes;
+        int order = memcmp(have, key.data, common);
+        order = order != 0 ? order : have_bytes < key.bytes ? -1 : have_bytes > key.bytes;
+        if (order == 0) {
+            return &k->blobs[middle];
+        }
+        low = order < 0 ? middle + 1 : low;
+        high = order < 0 ? high : middle;
+    }
+    return NULL;
+}
+
+static mui_blob *find_blob(void *user, mui_slice key)
+{
+    return mui_blob_find(user, key);
+}
+
+mu_status mui_refs_read(mu_checkpoint *k, bool legacy)
+{
+    size_t n = k->pickle.persistent_count;
+    k->refs = mui_calloc(k->context, n, sizeof(*k->refs));
+    if (k->refs == NULL) {
+        return MU_ERR_NOMEM;
+    }
+    for (size_t i = 0; i < n; i++) {
+        mu_status s = mui_storage_ref_read(k->context, k->path, k->pickle.persistent[i]->id, legacy, find_blob, k,
+                                           &k->refs[i]);
+        if (s != MU_OK) {
+            return s;
+        }
+    }
+    return MU_OK;
+}
+
+static void destroy(void *object)
+{
+    mu_checkpoint *k = object;
+    mu_context *c = k->context;
+    mui_free(c, k->inflated);
+    mui_free(c, k->globals);
+    mui_tree_free(&k->tree);
+    mui_free(c, k->refs);
+    mui_free(c, k->blobs);
+    mui_pickle_free(&k->keys);
+    mui_pickle_free(&k->pickle);
+    mui_free(c, k->pickle_bytes);
+    mui_arena_free(&k->texts);
+    mui_zip_close(&k->zip);
+    mui_filemap_close(&k->map);
+    mui_free(c, k->path);
+    mui_free(c, k);
+}
+
+static mu_status fill(mu_checkpoint *k)
+{
+    mu_status s = mui_filemap_open(k->context, k->path, &k->map);
+    if (s == MU_OK) {
+        s = mui_sniff(k->context, k->path, k->map.data, k->map.bytes, &k->format);
+    }
+    if (s == MU_OK) {
+        s = k->format == MUI_FILE_TORCH_LEGACY ? mui_torch_legacy_open(k) : mui_torch_zip_open(k);
+    }
+    if (s == MU_OK) {
+        mui_meaning meaning = {k->context, k->path, k->refs};
+        s = mui_tree_build(&meaning, k->pickle.value, k->pickle.used, &k->tree);
+    }
+    return s == MU_OK ? mui_globals_list(k) : s;
+}
+
+mu_checkpoint *mu_checkpoint_open(mu_context *c, const char *path)
+{
+    if (mui_failed(c)) {
+        return NULL;
+    }
+    if (path == NULL || path[0] == '\0') {
+        mui_fail(c, MU_ERR_ARG, "mu_checkpoint_open: no path");
+        return NULL;
+    }
+    mu_checkpoint *k = mui_calloc(c, 1, sizeof(*k));
+    if (k == NULL) {
+        return NULL;
+    }
+    k->context = c;
+    mui_arena_init(&k->texts, c);
+    k->path = mui_strdup(c, path);
+    if (k->path == NULL || fill(k) != MU_OK) {
+        destroy(k);
+        return NULL;
+    }
+    return mui_context_own(c, k, destroy, MUI_OWN_DEFAULT) == MU_OK ? k : NULL;
+}
+
+void mu_checkpoint_close(mu_checkpoint *k)
+{
+    if (k != NULL) {
+        mui_context_disown(k->context, k);
+        destroy(k);
+    }
+}
+
+const char *mu_checkpoint_format(const mu_checkpoint *k)
+{
+    static const char *const names[] = {"torch zip", "torchscript", "torch legacy"};
+    return k != NULL ? names[k->format] : "";
+}
+
+int64_t mu_checkpoint_count(const mu_checkpoint *k)
+{
+    return k != NULL ? (int64_t)k->tree.count : 0;
+}
+
+mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint *k, int64_t i)
+{
+    mu_checkpoint_entry e = {.name = "", .dtype_name = ""};
+    if (k == NULL || i < 0 || (uint64_t)i >= k->tree.count) {
+        return e;
+    }
+    const mui_entry *from = &k->tree.entries[i];
+    const mui_file_tensor *t = from->tensor;
+    e.name = from->name;
+    e.dtype = t->dtype != NULL ? t->dtype->carrier : MU_F32;
+    e.dtype_name = t->dtype != NULL ? t->dtype->name : "unknown";
+    e.tied_to = from->tied_to != SIZE_MAX ? k->tree.entries[from->tied_to].name : NULL;
+    e.note = t->note;
+    e.is_storage = t->bare_storage;
+    if (t->ndim > MU_MAX_DIMS) {
+        e.note = "of more dimensions than Muster has";
+        return e;
+    }
+    e.dims.ndim = t->ndim;
+    memcpy(e.dims.dim, t->dim, (size_t)t->ndim * sizeof(t->dim[0]));
+    return e;
+}
+
+mu_status mu_checkpoint_read(mu_checkpoint *k, int64_t i, void *out, size_t bytes)
+{
+    if (k == NULL) {
+        return MU_ERR_ARG;
+    }
+    if (i < 0 || (uint64_t)i >= k->tree.count) {
+        return mui_fail(k->context, MU_ERR_ARG, "%s: entry %lld of %zu", k->path, (long long)i, k->tree.count);
+    }
+    const mui_entry *e = &k->tree.entries[i];
+    size_t need = 0;
+    mu_status s = mui_tensor_bytes(k, e->name, e->tensor, &need);
+    if (s != MU_OK) {
+        return s;
+    }
+    if (bytes != need) {
+        return mui_fail(k->context, MU_ERR_ARG, "%s: '%s' has %zu bytes, room for %zu was given", k->path, e->name, need,
+                        bytes);
+    }
+    return out != NULL ? mui_tensor_load(k, e->name, e->tensor, out) : MU_OK;
+}
+
+const char *const *mu_checkpoint_globals(const mu_checkpoint *k)
+{
+    static const char *const none[1] = {NULL};
+    return k != NULL && k->globals != NULL ? k->globals : none;
+}

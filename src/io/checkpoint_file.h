@@ -1,0 +1,60 @@
+/* An open checkpoint, as the loaders see it: mu_checkpoint with its tree. */
+#ifndef MUI_CHECKPOINT_FILE_H
+#define MUI_CHECKPOINT_FILE_H
+
+#include "base/context.h"
+#include "io/filemap.h"
+#include "io/tree.h"
+#include "io/zip_reader.h"
+#include <muster/checkpoint.h>
+
+typedef enum mui_file_format {
+    MUI_FILE_TORCH_ZIP = 0,
+    MUI_FILE_TORCHSCRIPT,
+    MUI_FILE_TORCH_LEGACY
+} mui_file_format;
+
+struct mu_checkpoint {
+    mu_context *context;
+    char *path;
+    mui_filemap map;
+    mui_file_format format;
+    bool big_endian;
+    mui_zip zip;             /* torch zip and TorchScript */
+    void *pickle_bytes;      /* inflated data.pkl; NULL: borrowed from the map */
+    mui_pickle pickle;
+    mui_pickle keys;         /* legacy: the list of storage keys */
+    mui_blob *blobs;         /* sorted by key */
+    size_t blob_count;
+    mui_storage_ref *refs;
+    mui_tree tree;
+    const char **globals;    /* NULL-terminated */
+    mui_arena texts;         /* of globals */
+    const mui_blob *inflated_blob; /* the one blob kept inflated */
+    void *inflated;
+};
+
+/* What a file is, from its bytes alone: MU_OK for what can be read, else MU_ERR_FORMAT or MU_ERR_UNSUPPORTED raised with
+ * one line that helps. */
+mu_status mui_sniff(mu_context *c, const char *path, const unsigned char *data, size_t bytes,
+                    mui_file_format *out) MU_MUST_USE;
+
+/* Fill pickle, blobs and refs. k has context, path, map, format. Cleaning up is the caller's. */
+mu_status mui_torch_zip_open(mu_checkpoint *k) MU_MUST_USE;
+mu_status mui_torch_legacy_open(mu_checkpoint *k) MU_MUST_USE;
+/* Reads all persistent ids of k->pickle into k->refs; blobs are there and sorted. */
+mu_status mui_refs_read(mu_checkpoint *k, bool legacy) MU_MUST_USE;
+
+/* By key; NULL when there is none. */
+mui_blob *mui_blob_find(const mu_checkpoint *k, mui_slice key);
+/* Bytes a blob must have, or has. */
+size_t mui_blob_bytes(const mui_blob *b);
+
+/* Row-major elements of a tensor in the type it has in the file; bytes as mu_checkpoint_read. */
+mu_status mui_tensor_bytes(mu_checkpoint *k, const char *name, const mui_file_tensor *t, size_t *bytes) MU_MUST_USE;
+mu_status mui_tensor_load(mu_checkpoint *k, const char *name, const mui_file_tensor *t, void *out) MU_MUST_USE;
+
+/* Globals outside the harmless set, once each. */
+mu_status mui_globals_list(mu_checkpoint *k) MU_MUST_USE;
+
+#endif

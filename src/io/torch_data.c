@@ -1,0 +1,169 @@
+/* Elements out of storages: any strides and offsets, byte order, and the odd flags of a view. */
+#include "base/alloc.h"
+#include "base/os.h"
+#include "io/checkpoint_file.h"
+
+#include <string.h>
+
+mu_status mui_tensor_bytes(mu_checkpoint *k, const char *name, const mui_file_tensor *t, size_t *bytes)
+{
+    if (t->storage == NULL || t->dtype == NULL) {
+        return mui_fail(k->context, MU_ERR_UNSUPPORTED, "%s: tensor '%s' is %s", k->path, name,
+                        t->note != NULL ? t->note : "without data");
+    }
+    size_t n = t->dtype->bytes;
+    for (int i = 0; i < t->ndim; i++) {
+        if (!mui_size_mul(n, (size_t)t->dim[i], &n)) {
+            return mui_fail(k->context, MU_ERR_LIMIT, "%s: tensor '%s' is too large", k->path, name);
+        }
+    }
+    if (n > mui_ram_bytes()) {
+        return mui_fail(k->context, MU_ERR_LIMIT,
+                        "%s: tensor '%s' would take %zu bytes (its file has %zu), more than this machine's memory",
+                        k->path, name, n, k->map.bytes);
+    }
+    *bytes = n;
+    return MU_OK;
+}
+
+static mu_status blob_data(mu_checkpoint *k, const mui_blob *b, const unsigned char **data)
+{
+    if (b->member == NULL) {
+        *data = b->data;
+        return MU_OK;
+    }
+    if (k->inflated_blob == b) {
+        *data = k->inflated;
+        return MU_OK;
+    }
+    void *owned = NULL;
+    mu_status s = mui_zip_read(&k->zip, b->member, data, &owned);
+    if (s == MU_OK && owned != NULL) {
+        mui_free(k->context, k->inflated);
+        k->inflated = owned;
+        k->inflated_blob = b;
+    }
+    return s;
+}
+
+typedef struct view {
+    int ndim;
+    int64_t dim[MUI_MAX_FILE_DIMS], stride[MUI_MAX_FILE_DIMS];
+} view;
+
+/* Drops dimensions of one element and joins those that follow each other in memory. */
+static view simplify(const mui_file_tensor *t)
+{
+    view v = {0};
+    for (int i = 0; i < t->ndim; i++) {
+        if (t->dim[i] == 1) {
+            continue;
+        }
+        int64_t whole = 0;
+        if (v.ndim > 0 && !__builtin_mul_overflow(t->stride[i], t->dim[i], &whole) && v.stride[v.ndim - 1] == whole) {
+            v.dim[v.ndim - 1] *= t->dim[i];
+            v.stride[v.ndim - 1] = t->stride[i];
+        } else {
+            v.dim[v.ndim] = t->dim[i];
+            v.stride[v.ndim++] = t->stride[i];
+        }
+    }
+    return v;
+}
+
+static void copy_run(char *out, const unsigned char *in, int64_t n, int64_t stride, size_t bytes)
+{
+    if (stride == 1) {
+        memcpy(out, in, (size_t)n * bytes);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(out + (size_t)i * bytes, in + (size_t)(i * stride) * bytes, bytes);
+    }
+}
+
+/* in is the first element; the view was checked to lie inside its storage. */
+static void gather(const view *v, const unsigned char *in, size_t bytes, char *out)
+{
+    int64_t at[MUI_MAX_FILE_DIMS] = {0};
+    int last = v->ndim - 1;
+    if (v->ndim == 0) {
+        memcpy(out, in, bytes);
+        return;
+    }
+    for (;;) {
+        copy_run(out, in, v->dim[last], v->stride[last], bytes);
+        out += (size_t)v->dim[last] * bytes;
+        int i = last - 1;
+        for (; i >= 0; i--) {
+            in += (size_t)v->stride[i] * bytes;
+            if (++at[i] < v->dim[i]) {
+                break;
+            }
+            in -= (size_t)(v->stride[i] * v->dim[i]) * bytes;
+            at[i] = 0;
+        }
+        if (i < 0) {
+            return;
+        }
+    }
+}
+
+static void swap_bytes(char *data, size_t bytes, size_t width)
+{
+    for (size_t i = 0; width > 1 && i + width <= bytes; i += width) {
+        for (size_t j = 0; j < width / 2; j++) {
+            char x = data[i + j];
+            data[i + j] = data[i + width - 1 - j];
+            data[i + width - 1 - j] = x;
+        }
+    }
+}
+
+/* The sign is the top bit of each number, of every second one for a conjugate. */
+static void flip_signs(char *data, size_t bytes, size_t width, bool imaginary_only)
+{
+    for (size_t i = imaginary_only ? width : 0; i + width <= bytes; i += imaginary_only ? 2 * width : width) {
+        data[i + width - 1] ^= (char)0x80;
+    }
+}
+
+mu_status mui_tensor_load(mu_checkpoint *k, const char *name, const mui_file_tensor *t, void *out)
+{
+    size_t bytes = 0;
+    const unsigned char *data = NULL;
+    mu_status s = mui_tensor_bytes(k, name, t, &bytes);
+    if (s != MU_OK) {
+        return s;
+    }
+    bool is_float = t->dtype->exact && (t->dtype->carrier == MU_F32 || t->dtype->carrier == MU_F64 ||
+                                        t->dtype->carrier == MU_F16 || t->dtype->carrier == MU_BF16);
+    bool is_complex = t->dtype->carrier == MU_C64 || t->dtype->carrier == MU_C128;
+    if ((t->conjugate && !is_complex) || (t->negative && !is_float && !is_complex)) {
+        return mui_fail(k->context, MU_ERR_FORMAT, "%s: tensor '%s' of %s is marked as conjugate or negative", k->path,
+                        name, t->dtype->name);
+    }
+    s = blob_data(k, t->storage->blob, &data);
+    if (s != MU_OK || bytes == 0) {
+        return s;
+    }
+    /* The reference counts its own elements, the view those of the tensor's type; both lie inside the blob. */
+    data += (size_t)t->storage->offset * t->storage->dtype->bytes + (size_t)t->offset * t->dtype->bytes;
+    view v = simplify(t);
+    gather(&v, data, t->dtype->bytes, out);
+    if (k->big_endian) {
+        swap_bytes(out, bytes, t->dtype->swap);
+    }
+    if (t->conjugate) {
+        flip_signs(out, bytes, t->dtype->swap, true);
+    }
+    if (t->negative) {
+        flip_signs(out, bytes, t->dtype->swap, false);
+    }
+    if (t->dtype->carrier == MU_BOOL) {
+        for (size_t i = 0; i < bytes; i++) {
+            ((unsigned char *)out)[i] = ((unsigned char *)out)[i] != 0;
+        }
+    }
+    return MU_OK;
+}

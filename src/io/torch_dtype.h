@@ -1,0 +1,25 @@
+/* PyTorch's element types as files name them: by storage class or by torch.NAME. */
+#ifndef MUI_TORCH_DTYPE_H
+#define MUI_TORCH_DTYPE_H
+
+#include "io/pickle.h"
+#include <muster/tensor.h>
+
+typedef struct mui_torch_dtype {
+    const char *name;     /* of torch.NAME, e.g. "float32" */
+    const char *storage;  /* class name, NULL: has none */
+    mu_dtype carrier;     /* same size; the type itself where Muster has it */
+    uint8_t bytes;
+    uint8_t swap;         /* width of one number for byte swapping; complex numbers are two */
+    bool exact;           /* the carrier is the type itself, not just room for its bits */
+    bool quantised;
+} mui_torch_dtype;
+
+const mui_torch_dtype *mui_torch_dtype_of_storage(const mui_value *global); /* NULL: not a storage class */
+const mui_torch_dtype *mui_torch_dtype_of_name(const mui_value *global);    /* torch.float32 and so on */
+bool mui_torch_is_untyped_storage(const mui_value *global);
+const mui_torch_dtype *mui_torch_dtype_bytes(void); /* uint8, which untyped storages hold */
+/* Storage class to write for a type. */
+const char *mui_torch_storage_name(mu_dtype t);
+
+#endif

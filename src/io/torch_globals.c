@@ -1,0 +1,95 @@
+/* Which classes and functions of a pickle are harmless, and the list of those that are not known to be: Python would
+ * import them, and run their code, to load the file. */
+#include "base/alloc.h"
+#include "io/checkpoint_file.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* name NULL: everything in the module. Only what builds data; builtins' getattr, eval and their like are not here. */
+static const struct {
+    const char *module, *name;
+} harmless[] = {
+    {"collections", "OrderedDict"}, {"collections", "defaultdict"}, {"collections", "Counter"},
+    {"collections", "deque"}, {"torch", "Size"}, {"torch", "device"}, {"torch", "Tensor"},
+    {"torch.nn.parameter", "Parameter"}, {"torch.nn.parameter", "Buffer"},
+    {"torch._utils", "_rebuild_tensor"}, {"torch._utils", "_rebuild_tensor_v2"},
+    {"torch._utils", "_rebuild_tensor_v3"}, {"torch._utils", "_rebuild_parameter"},
+    {"torch._utils", "_rebuild_parameter_with_state"}, {"torch._utils", "_rebuild_qtensor"},
+    {"torch._utils", "_rebuild_sparse_tensor"}, {"torch._utils", "_rebuild_sparse_csr_tensor"},
+    {"torch._utils", "_rebuild_meta_tensor_no_storage"}, {"torch._utils", "_rebuild_wrapper_subclass"},
+    {"torch._utils", "_rebuild_device_tensor_from_numpy"}, {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor"},
+    {"torch._tensor", "_rebuild_from_type_v2"}, {"torch.serialization", "_get_layout"},
+    {"torch", "per_tensor_affine"}, {"torch", "per_channel_affine"}, {"torch", "per_tensor_symmetric"},
+    {"torch", "per_channel_symmetric"}, {"torch", "per_channel_affine_float_qparams"},
+    {"numpy.core.multiarray", "_reconstruct"}, {"numpy.core.multiarray", "scalar"},
+    {"numpy._core.multiarray", "_reconstruct"}, {"numpy._core.multiarray", "scalar"},
+    {"numpy.core.numeric", "_frombuffer"}, {"numpy._core.numeric", "_frombuffer"}, {"numpy", "ndarray"},
+    {"numpy", "dtype"}, {"_codecs", "encode"}, {"builtins", "set"}, {"builtins", "frozenset"},
+    {"builtins", "bytearray"}, {"builtins", "complex"}, {"builtins", "slice"}, {"builtins", "range"},
+    {"builtins", "xrange"}, {"builtins", "dict"}, {"builtins", "list"}, {"builtins", "tuple"}, {"builtins", "int"},
+    {"builtins", "long"}, {"builtins", "float"}, {"builtins", "bool"}, {"builtins", "str"}, {"builtins", "unicode"},
+    {"builtins", "bytes"}, {"builtins", "object"}, {"argparse", "Namespace"}, {"datetime", "datetime"},
+    {"pathlib", "PosixPath"}, {"pathlib", "PurePosixPath"}, {"uuid", "UUID"},
+};
+
+static bool is_harmless(const mu_checkpoint *k, const mui_value *g)
+{
+    if (mui_torch_dtype_of_storage(g) != NULL || mui_torch_dtype_of_name(g) != NULL) {
+        return true;
+    }
+    /* TorchScript's own classes live in the archive; no Python is imported for them. */
+    if (k->format == MUI_FILE_TORCHSCRIPT &&
+        ((g->global.module.bytes >= 9 && memcmp(g->global.module.data, "__torch__", 9) == 0) ||
+         mui_slice_is(g->global.module, "torch.jit._pickle"))) {
+        return true;
+    }
+    for (size_t i = 0; i < sizeof(harmless) / sizeof(harmless[0]); i++) {
+        if (mui_global_is(g, harmless[i].module, harmless[i].name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+mu_status mui_globals_list(mu_checkpoint *k)
+{
+    const mui_pickle *p = &k->pickle;
+    k->globals = mui_calloc(k->context, p->global_count + 1, sizeof(*k->globals));
+    if (k->globals == NULL) {
+        return MU_ERR_NOMEM;
+    }
+    size_t n = 0;
+    for (size_t i = 0; i < p->global_count; i++) {
+        const mui_value *g = p->globals[i];
+        if (is_harmless(k, g)) {
+            continue;
+        }
+        mui_slice m = g->global.module, name = g->global.name;
+        char *text = mui_arena_alloc(&k->texts, m.bytes + name.bytes + 2);
+        if (text == NULL) {
+            return mu_context_status(k->context);
+        }
+        memcpy(text, m.data, m.bytes);
+        text[m.bytes] = '.';
+        memcpy(text + m.bytes + 1, name.data, name.bytes);
+        text[m.bytes + 1 + name.bytes] = '\0';
+        k->globals[n++] = text;
+    }
+    if (n > 0) {
+        qsort(k->globals, n, sizeof(*k->globals), by_text);
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (kept == 0 || strcmp(k->globals[kept - 1], k->globals[i]) != 0) {
+            k->globals[kept++] = k->globals[i];
+        }
+    }
+    k->globals[kept] = NULL;
+    return MU_OK;
+}

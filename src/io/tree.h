@@ -1,0 +1,45 @@
+/* The tree of named tensors in a file's object: every tensor with its path, and every dict that could be a state dict.
+ *
+ * Paths: keys joined by dots, "[i]" for list and tuple items, "<Class>" after what is an instance of a class, except
+ * that a pickled torch.nn.Module is shown by its state_dict's names. */
+#ifndef MUI_TREE_H
+#define MUI_TREE_H
+
+#include "io/torch_values.h"
+
+#define MUI_MAX_NAME_BYTES 4096
+#define MUI_MAX_ENTRIES 1000000
+
+typedef struct mui_entry {
+    char *name;
+    mui_file_tensor *tensor;
+    size_t tied_to; /* index of an earlier entry with the same view; SIZE_MAX: none */
+} mui_entry;
+
+/* A dict with tensors below it: they are entries [first, end). */
+typedef struct mui_branch {
+    char *path;
+    size_t first, end;
+    size_t depth;     /* containers above it */
+    mui_value *value;
+} mui_branch;
+
+typedef struct mui_tree {
+    mu_context *context;
+    mui_arena arena;
+    mui_entry *entries;
+    size_t count, capacity;
+    mui_branch *branches; /* in order of first: a parent before its children */
+    size_t branch_count, branch_capacity;
+} mui_tree;
+
+/* Walks root once to see what it holds and once to name it. On error nothing is left to free. */
+mu_status mui_tree_build(const mui_meaning *w, mui_value *root, size_t pickle_bytes, mui_tree *out) MU_MUST_USE;
+void mui_tree_free(mui_tree *t);
+
+/* The value of a str key in a dict, OrderedDict or module record; NULL when it has none. The last one counts. */
+mui_value *mui_dict_get(const mui_value *dict, const char *key);
+/* Items of a dict or OrderedDict: key, value, ...; false when v is no dict. */
+bool mui_dict_items(const mui_value *v, const mui_seq **items);
+
+#endif
