@@ -48,7 +48,7 @@ const flag train_flags[] = {
     {"steps", FLAG_INT, AT(steps), "N", "stop after N steps in all; without --epochs also the schedule's length", 1,
      BIG, FLAG_FREE},
     {"batch", FLAG_INT, AT(batch), "N", "images per step and rank (64)", 1, 1e6, FLAG_SAME},
-    {"optimizer", FLAG_CHOICE, AT(optimizer), "sgd|adam|adamw", "", 0, 0, FLAG_SAME},
+    {"optimizer", FLAG_CHOICE, AT(optimizer), "sgd|adam|adamw", "update rule (sgd)", 0, 0, FLAG_SAME},
     {"lr", FLAG_FLOAT, AT(lr), "X", "learning rate (0.1 for sgd, 0.001 for adam and adamw)", 0, 1e6, FLAG_WARN},
     {"momentum", FLAG_FLOAT, AT(momentum), "X", "of sgd (0.9)", 0, 1, FLAG_WARN},
     {"nesterov", FLAG_SWITCH, AT(nesterov), NULL, "Nesterov's momentum", 0, 0, FLAG_WARN},

@@ -1,0 +1,215 @@
+#!/usr/bin/python3
+"""The command from outside: help, bad input, what it prints, ranks, the replaced head. test_command.py CASE"""
+import json
+import os
+import re
+import subprocess
+import sys
+
+import torch
+
+from cli_lib import MUSTER, Work, differences, make_data
+
+COMMANDS = ["train", "eval", "run", "inspect"]
+
+
+def help_texts():
+    with Work() as w:
+        top = w.ok("help")
+        assert w.ok("--help") == top
+        for c in COMMANDS:
+            assert re.search(rf"^  {c} ", top, re.M), top
+            text = w.ok(c, "--help")
+            assert text.startswith("usage: muster " + c), text
+            assert w.ok("help", c) == text
+        assert re.fullmatch(r"muster \d+\.\d+\.\d+\n", w.ok("version"))
+        assert w.ok("--version") == w.ok("version")
+        # Each flag of train and eval is in the man page, and the other way round.
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/muster.1"),
+                  encoding="utf-8") as f:
+            page = f.read().replace("\\-", "-")
+        for c in ("train", "eval"):
+            for flag in set(re.findall(r"^  (--[a-z-]+)", w.ok(c, "--help"), re.M)) - {"--help"}:
+                assert flag in page, f"{flag} of {c} is not in docs/muster.1"
+    print("help, version, man page")
+
+
+def bad_input():
+    """One clear line, exit 2, nothing written."""
+    with Work() as w:
+        w.train("--steps", 1, "--save", "../seven.pth")
+        w.train("--steps", 1, "--save", "../state.pth", "--checkpoint", "../state.ckpt")
+        for name, content in (("junk.pth", b"not a checkpoint"), ("empty.pth", b""), ("cut.pth", None)):
+            if content is None:
+                with open(os.path.join(w.path, "seven.pth"), "rb") as f:
+                    content = f.read()[:3000]
+            with open(os.path.join(w.path, name), "wb") as f:
+                f.write(content)
+        odd = make_data(os.path.join(w.path, "odd"), side=14)
+        os.mkdir(os.path.join(w.path, "nothing"))
+        good = ["train", "--model", "cnn", "--data", w.data, "--steps", "1", "--save", "out.pth"]
+        up = "../"
+        table = [  # arguments, and a word that the message must have
+            ([], "usage"),
+            (["trian"], "trian"),
+            (["train"], "--model"),
+            (["train", "--model", "cnn"], "--data"),
+            (["train", "--model", "alexnet", "--data", w.data], "resnet20"),
+            (good + ["--frobnicate"], "--frobnicate"),
+            (good + ["--epochs"], "--epochs"),
+            (good + ["--epochs", "0"], "--epochs"),
+            (good + ["--epochs", "two"], "two"),
+            (good + ["--epochs", "2x"], "2x"),
+            (good + ["--batch", "-3"], "-3"),
+            (good + ["--batch", "99999999999999999999"], "--batch"),
+            (good + ["--lr", "nan"], "--lr"),
+            (good + ["--lr", "inf"], "--lr"),
+            (good + ["--lr", "-1"], "--lr"),
+            (good + ["--momentum", "2"], "--momentum"),
+            (good + ["--quiet=yes"], "--quiet"),
+            (good + ["--optimizer", "sgdm"], "sgd|adam|adamw"),
+            (good + ["--optimizer", "adam", "--nesterov"], "sgd"),
+            (good + ["--nesterov", "--momentum", "0"], "--nesterov"),
+            (good + ["--schedule", ""], "constant"),
+            (good + ["--warmup", "1"], "--warmup"),
+            (good + ["extra"], "extra"),
+            (good + ["--mean", "0.5"], "--std"),
+            (good + ["--mean", "0.5,", "--std", "x"], "x"),
+            (good + ["--mean", "0.5,0.5,0.5", "--std", "1,1,1"], "channels"),
+            (good + ["--mean", "0.5", "--std", "0"], "--std"),
+            (good + ["--ranks", "0"], "--ranks"),
+            (good + ["--freeze", "layer9.*"], "layer9"),
+            (good + ["--classes", "5"], "--classes"),
+            (good + ["--head", "3"], "--head"),
+            (good + ["--from", "missing.pth"], "missing.pth"),
+            (good + ["--from", "."], "not a file"),
+            (good + ["--from", up + "junk.pth"], "junk.pth"),
+            (good + ["--from", up + "empty.pth"], "empty.pth"),
+            (good + ["--from", up + "cut.pth"], "cut.pth"),
+            (good + ["--classes", "3", "--from", up + "seven.pth"], "fc2"),
+            (good + ["--resume", up + "seven.pth"], "seven.pth"),
+            (good + ["--resume", "missing.ckpt"], "missing.ckpt"),
+            (good + ["--save", "no/such/folder/x.pth"], "no/such/folder"),
+            (good + ["--save", "."], "folder"),
+            (good + ["--checkpoint", "/proc/x.ckpt"], "/proc"),
+            (good + ["--log", "no/log"], "no"),
+            (["train", "--model", "cnn", "--data", "mnist"], "idx:DIR"),
+            (["train", "--model", "cnn", "--data", "idx:/nowhere"], "/nowhere"),
+            (["train", "--model", "cnn", "--data", "idx:" + os.path.join(w.path, "nothing")], "nothing"),
+            (["train", "--model", "cnn", "--data", "cifar:" + os.path.join(w.path, "nothing")], "nothing"),
+            (["train", "--model", "cnn", "--data", "folder:" + os.path.join(w.path, "nothing")], "nothing"),
+            (["train", "--model", "cnn", "--data", odd, "--save", "out.pth"], "14"),
+            (["train", "--model", "resnet20", "--data", w.data, "--from", up + "seven.pth"], "match"),
+            (["eval", "--model", "cnn", "--data", w.data], "--from"),
+            (["eval", "--model", "cnn", "--data", w.data, "--from", "missing.pth"], "missing.pth"),
+            (["eval", "--model", "cnn", "--data", w.data, "--from", up + "seven.pth", "--head", "9"], "fc2"),
+            (["eval", "--model", "cnn", "--data", w.data, "--from", up + "seven.pth", "--save", "x"], "--save"),
+            (["version", "now"], "version"),
+            (["help", "me"], "me"),
+        ]
+        wrong = []
+        for args, word in table:
+            for ranks in ([], ["--ranks", "2"]) if args[:1] == ["train"] and "--ranks" not in args else ([],):
+                done = w.run(*args[:1], *ranks, *args[1:])
+                lines = [x for x in done.stderr.split("\n") if x and not x.startswith("Try 'muster")]
+                if args and (done.returncode != 2 or len(lines) != 1 or word not in lines[0]):
+                    wrong.append(f"{args} {ranks}: exit {done.returncode}, wanted {word!r}:\n{done.stderr}{done.stdout}")
+                if not args and done.returncode != 2:
+                    wrong.append(f"no command: exit {done.returncode}")
+                left = os.listdir(w.cwd)
+                if left:
+                    wrong.append(f"{args} {ranks} left {left}")
+                    for name in left:
+                        os.remove(w.path_of(name))
+    assert not wrong, "\n".join(wrong)
+    print(f"{len(table)} kinds of bad input: exit 2, one line, nothing written")
+
+
+def learns():
+    """It learns, prints what it should, logs each step, and eval of the saved file agrees to the last image."""
+    with Work() as w:
+        out = w.train("--epochs", 4, "--save", "m.pth", "--log", "log.jsonl")
+        assert re.search(r"^cnn: [\d,]+ parameters, [\d,]+ trained, 4 outputs$", out, re.M), out
+        assert "203 images of 1 x 12 x 12 in 4 classes, 97 for testing" in out, out
+        assert len(re.findall(r"^epoch \d/4  loss .*test accuracy", out, re.M)) == 4, out
+        final = re.search(r"^test accuracy ([\d.]+) % \((\d+) of 97\), loss ([\d.]+)$", out, re.M)
+        assert final and float(final.group(1)) > 90, out
+        assert "saved m.pth" in out
+        with open(w.path_of("log.jsonl"), encoding="utf-8") as f:
+            log = [json.loads(line) for line in f]
+        assert [x["step"] for x in log] == list(range(1, 4 * 13 + 1))
+        assert sum(x["images"] for x in log) == 4 * 203
+        assert log[-1]["loss"] < 0.5 * log[0]["loss"]
+        for extra in ([], ["--ranks", 2], ["--ranks", 3, "--batch", 7], ["--batch", 1]):
+            again = w.ok("eval", "--model", "cnn", "--data", w.data, "--from", "m.pth", *extra)
+            assert f"({final.group(2)} of 97)" in again, again
+        quiet = w.train("--steps", 2, "--quiet")
+        assert len(quiet.strip().split("\n")) == 1 and quiet.startswith("test accuracy"), quiet
+        state = w.load("m.pth")
+        assert list(state) == ["conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias", "fc1.weight", "fc1.bias",
+                               "fc2.weight", "fc2.bias"], list(state)
+    print("learns, logs, evaluates exactly")
+
+
+def head():
+    """--from with --head: everything but the head comes from the file; --freeze leaves its parameters alone."""
+    with Work() as w:
+        w.train("--epochs", 2, "--classes", 3, "--save", "three.pth")
+        out = w.train("--epochs", 1, "--from", "three.pth", "--head", 4, "--freeze", "conv*", "--save", "four.pth")
+        assert "fc2.weight" in out and re.search(r"head fc2: new, for 4 classes", out), out
+        assert "4 outputs" in out
+        before, after = w.load("three.pth"), w.load("four.pth")
+        assert after["fc2.weight"].shape == (4, 128) and before["fc2.weight"].shape == (3, 128)
+        for name in before:
+            same = not differences(before[name], after[name])
+            assert same == name.startswith("conv"), name
+        # The head is new even where its shape would fit.
+        w.train("--steps", 1, "--lr", 0, "--weight-decay", 0, "--from", "four.pth", "--head", 4, "--save", "new.pth")
+        new = w.load("new.pth")
+        assert differences(new["fc2.weight"], after["fc2.weight"])
+        assert not differences(new["fc1.weight"], after["fc1.weight"])
+        # Without --head, and with the same classes, all of it.
+        w.train("--steps", 1, "--lr", 0, "--weight-decay", 0, "--from", "four.pth", "--save", "same.pth")
+        assert not differences(w.load("same.pth"), after)
+        # A DataParallel file: the prefix goes, and it says so.
+        torch.save({"state_dict": {"module." + k: v for k, v in after.items()}}, w.path_of("dp.pth"))
+        out = w.train("--steps", 1, "--lr", 0, "--weight-decay", 0, "--from", "dp.pth", "--save", "dp2.pth")
+        assert "module." in out, out
+        assert not differences(w.load("dp2.pth"), after)
+    print("the head is replaced, the rest kept")
+
+
+def ranks():
+    """Two ranks of half the batch train what one rank trains, in and out of the launcher, and twice the same."""
+    with Work() as w:
+        args = ["--epochs", 2, "--no-augment", "--eval-every", 0]
+        w.train(*args, "--save", "one.pth")
+        two = ["train", "--model", "cnn", "--data", w.data, "--batch", 8, "--lr", 0.02, "--seed", 3, *args]
+        w.ok(*two, "--ranks", 2, "--save", "two.pth")
+        w.ok(*two, "--ranks", 2, "--save", "two2.pth")
+        w.ok("run", "-n", 2, "--", MUSTER, *two, "--save", "two3.pth")
+        one, first = w.load("one.pth"), w.load("two.pth")
+        assert not differences(first, w.load("two2.pth")), "the same run twice differs"
+        assert not differences(first, w.load("two3.pth")), "muster run and --ranks differ"
+        worst = max(((one[k] - first[k]).norm() / one[k].norm()).item() for k in one)
+        assert worst < 1e-4, worst
+        done = w.run("run", "-n", 3, "--", MUSTER, *two, "--ranks", 2)
+        assert done.returncode == 2 and "--ranks 2" in done.stderr, done
+        # More ranks than the last batch has images.
+        w.ok(*two[:-1], 1, "--ranks", 4, "--batch", 60, "--save", "few.pth")
+        left = [f for f in os.listdir("/dev/shm") if "muster" in f]
+        assert not left, left
+    print(f"2 ranks x 8 against 1 x 16: {worst:.1e}")
+
+
+def install_completion():
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/completion.bash")
+    done = subprocess.run(["bash", "-c", f". {script}; COMP_WORDS=(muster tr); COMP_CWORD=1; _muster; "
+                           "echo ${COMPREPLY[*]}"], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "train\n", done.stdout
+    print("completion")
+
+
+if __name__ == "__main__":
+    {"help": help_texts, "bad_input": bad_input, "learns": learns, "head": head, "ranks": ranks,
+     "completion": install_completion}[sys.argv[1]]()
