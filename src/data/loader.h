@@ -65,7 +65,7 @@ typedef struct mui_loaded {
 /* Like mu_loader_next, without the tape. */
 bool mui_loader_take(mu_loader *l, mui_loaded *out);
 
-/* -- workers.c ------------------------------------------------------------------------------------------------------ */
+/* -- workers.c --------------------------------------------------------------------------------------------------- */
 /* Creates the threads if they are not running. */
 mu_status mui_workers_start(mu_loader *l) MU_MUST_USE;
 /* Returns when no thread has a chunk in hand and none will claim one. */
