@@ -128,17 +128,16 @@ static void cmyk_to_rgb(uint8_t *data, size_t pixels)
     }
 }
 
-static mu_status decode_jpeg(mui_scratch *s, const uint8_t *file, size_t bytes, mui_image *out, mui_trouble *t)
+static mu_status decode_jpeg_with(tjhandle jpeg, mui_scratch *s, const uint8_t *file, size_t bytes, mui_image *out,
+                                  mui_trouble *t)
 {
-    if (s->jpeg == NULL) {
-        s->jpeg = tjInitDecompress();
-        if (s->jpeg == NULL) {
-            return mui_trouble_set(t, MU_ERR_NOMEM, "libturbojpeg cannot start");
-        }
-    }
-    int width = 0, height = 0, subsampling = 0, space = 0;
-    if (tjDecompressHeader3(s->jpeg, file, bytes, &width, &height, &subsampling, &space) != 0) {
-        return mui_trouble_set(t, MU_ERR_FORMAT, "bad JPEG: %s", tjGetErrorStr2(s->jpeg));
+    int width = 0, height = 0, subsampling = 0, space = -1;
+    bool readable = tjDecompressHeader3(jpeg, file, bytes, &width, &height, &subsampling, &space) == 0;
+    /* Rare subsamplings have no name in this API, which then fails here after writing the rest; decoding to RGB does
+     * not need the name. */
+    bool unnamed = !readable && space >= 0 && strstr(tjGetErrorStr2(jpeg), "subsampling type") != NULL;
+    if (!readable && !unnamed) {
+        return mui_trouble_set(t, MU_ERR_FORMAT, "damaged JPEG: %s", tjGetErrorStr2(jpeg));
     }
     mu_status status = check_size("JPEG", width, height, t);
     if (status != MU_OK) {
@@ -150,10 +149,10 @@ static mu_status decode_jpeg(mui_scratch *s, const uint8_t *file, size_t bytes, 
     if (data == NULL) {
         return mui_trouble_set(t, MU_ERR_NOMEM, "no memory for %d x %d pixels", width, height);
     }
-    if (tjDecompress2(s->jpeg, file, bytes, data, width, 0, height, cmyk ? TJPF_CMYK : TJPF_RGB,
+    if (tjDecompress2(jpeg, file, bytes, data, width, 0, height, cmyk ? TJPF_CMYK : TJPF_RGB,
                       TJFLAG_ACCURATEDCT | TJFLAG_LIMITSCANS) != 0) {
-        const char *text = tjGetErrorStr2(s->jpeg);
-        if (tjGetErrorCode(s->jpeg) != TJERR_WARNING || harmful_warning(text)) {
+        const char *text = tjGetErrorStr2(jpeg);
+        if (tjGetErrorCode(jpeg) != TJERR_WARNING || harmful_warning(text)) {
             return mui_trouble_set(t, MU_ERR_FORMAT, "damaged JPEG: %s", text);
         }
     }
@@ -162,6 +161,24 @@ static mu_status decode_jpeg(mui_scratch *s, const uint8_t *file, size_t bytes, 
     }
     *out = (mui_image){data, width, height, 3};
     return MU_OK;
+}
+
+static mu_status decode_jpeg(mui_scratch *s, const uint8_t *file, size_t bytes, mui_image *out, mui_trouble *t)
+{
+    if (s->jpeg == NULL) {
+        s->jpeg = tjInitDecompress();
+        if (s->jpeg == NULL) {
+            return mui_trouble_set(t, MU_ERR_NOMEM, "libturbojpeg cannot start");
+        }
+    }
+    mu_status status = decode_jpeg_with(s->jpeg, s, file, bytes, out, t);
+    if (status != MU_OK) {
+        /* After a failure libturbojpeg 2.1 can leave its handle in the middle of the bad file, and the next, good
+         * file would be read as the rest of it. */
+        tjDestroy(s->jpeg);
+        s->jpeg = NULL;
+    }
+    return status;
 }
 
 static mu_status png_fail(int code, mui_trouble *t)
@@ -205,6 +222,7 @@ static mu_status decode_png_with(spng_ctx *png, mui_scratch *s, const uint8_t *f
         return mui_trouble_set(t, MU_ERR_NOMEM, "no memory for %u x %u pixels", head.width, head.height);
     }
     code = spng_decode_image(png, data, decoded_bytes, SPNG_FMT_RGB8, 0);
+    code = code != 0 ? code : spng_decode_chunks(png); /* up to the end chunk: a cut file lacks it */
     if (code != 0) {
         return png_fail(code, t);
     }

@@ -58,6 +58,19 @@ static mu_status make_slots(mu_loader *l, const mu_loader_options *o)
     return MU_OK;
 }
 
+/* Where a user's sample waits for its augmentation. Now, so that a steady epoch asks for no memory. */
+static mu_status make_raw(mu_loader *l, int workers)
+{
+    bool needed = l->dataset->kind->bytes == NULL && !mui_augment_is_copy(&l->augment);
+    for (int i = 0; needed && i < workers; i++) {
+        l->workers[i].raw = mui_calloc(l->context, (size_t)l->dataset->elements, sizeof(float));
+        if (l->workers[i].raw == NULL) {
+            return MU_ERR_NOMEM;
+        }
+    }
+    return MU_OK;
+}
+
 static void destroy_loader(void *object)
 {
     mu_loader *l = object;
@@ -72,7 +85,7 @@ static void destroy_loader(void *object)
     mui_free(c, l->slots);
     for (int i = 0; l->workers != NULL && i < (l->thread_count > 0 ? l->thread_count : 1); i++) {
         mui_scratch_free(&l->workers[i].scratch);
-        mui_free(c, l->workers[i].raw.data);
+        mui_free(c, l->workers[i].raw);
     }
     mui_free(c, l->workers);
     mui_sampler_free(&l->sampler, c);
@@ -109,8 +122,9 @@ mu_loader *mu_loader_open(mu_dataset *d, const mu_loader_options *options)
         l->workers[i].loader = l;
         l->workers[i].scratch.context = c;
     }
-    if (l->workers == NULL || mui_augment_init(&l->augment, c, d->dims, &o) != MU_OK ||
-        mui_sampler_init(&l->sampler, c, d->count, &o) != MU_OK || make_slots(l, &o) != MU_OK) {
+    if (l->workers == NULL ||  mui_augment_init(&l->augment, c, d->dims, &o) != MU_OK ||
+        mui_sampler_init(&l->sampler, c, d->count, &o) != MU_OK || make_slots(l, &o) != MU_OK ||
+        make_raw(l, workers) != MU_OK) {
         destroy_loader(l);
         return NULL;
     }

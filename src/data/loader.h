@@ -22,7 +22,7 @@ typedef struct mui_worker {
     struct mu_loader *loader;
     pthread_t thread;
     mui_scratch scratch;
-    mui_buffer raw; /* (elements) floats, of a user's set before augmentation */
+    float *raw; /* (elements), a user's sample before augmentation; NULL when not needed */
 } mui_worker;
 
 struct mu_loader {

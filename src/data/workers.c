@@ -4,7 +4,6 @@
  * Waits here are for threads of this process whose work is bounded by the caps on files and images (or by the user's
  * own get), and which wake the waiter whatever becomes of that work: so they have no timeout. */
 #define _GNU_SOURCE
-#include "base/alloc.h"
 #include "base/os.h"
 #include "data/loader.h"
 
@@ -18,13 +17,9 @@ static mu_status load_floats(mui_worker *w, int64_t index, mui_draw draw, float 
     if (mui_augment_is_copy(&l->augment)) {
         return d->kind->floats(d, index, x, y, trouble);
     }
-    float *raw = mui_buffer_need(l->context, &w->raw, (size_t)d->elements * sizeof(float));
-    if (raw == NULL) {
-        return mui_trouble_set(trouble, MU_ERR_NOMEM, "no memory for a sample");
-    }
-    mu_status s = d->kind->floats(d, index, raw, y, trouble);
+    mu_status s = d->kind->floats(d, index, w->raw, y, trouble);
     if (s == MU_OK) {
-        mui_augment_floats(&l->augment, draw, raw, x);
+        mui_augment_floats(&l->augment, draw, w->raw, x);
     }
     return s;
 }

@@ -128,16 +128,25 @@ void write_jpeg(const char *path, const uint8_t *rgb, int width, int height, int
 void write_png(const char *path, const void *data, size_t bytes, uint32_t width, uint32_t height, int color_type,
                int bit_depth)
 {
+    write_png_as(path, data, bytes,
+                 &(png_kind){.width = width, .height = height, .color_type = color_type, .bit_depth = bit_depth});
+}
+
+void write_png_as(const char *path, const void *data, size_t bytes, const png_kind *kind)
+{
     spng_ctx *c = spng_ctx_new(SPNG_CTX_ENCODER);
-    struct spng_ihdr head = {
-        .width = width, .height = height, .bit_depth = (uint8_t)bit_depth, .color_type = (uint8_t)color_type};
+    struct spng_ihdr head = {.width = kind->width,
+                             .height = kind->height,
+                             .bit_depth = (uint8_t)kind->bit_depth,
+                             .color_type = (uint8_t)kind->color_type,
+                             .interlace_method = kind->interlaced};
     struct spng_plte palette = {.n_entries = 256};
     for (int i = 0; i < 256; i++) {
         palette.entries[i] =
             (struct spng_plte_entry){(uint8_t)i, (uint8_t)(255 - i), (uint8_t)(i * 3), 255};
     }
     must(spng_set_option(c, SPNG_ENCODE_TO_BUFFER, 1) == 0 && spng_set_ihdr(c, &head) == 0, path);
-    if (color_type == SPNG_COLOR_TYPE_INDEXED) {
+    if (kind->color_type == SPNG_COLOR_TYPE_INDEXED) {
         must(spng_set_plte(c, &palette) == 0, path);
     }
     must(spng_encode_image(c, data, bytes, SPNG_FMT_PNG, SPNG_ENCODE_FINALIZE) == 0, path);

@@ -28,6 +28,12 @@ void write_jpeg(const char *path, const uint8_t *rgb, int width, int height, int
 /* color_type and bit_depth as in the PNG standard; data as libspng's SPNG_FMT_PNG wants it. */
 void write_png(const char *path, const void *data, size_t bytes, uint32_t width, uint32_t height, int color_type,
                int bit_depth);
+typedef struct png_kind {
+    uint32_t width, height;
+    int color_type, bit_depth;
+    bool interlaced;
+} png_kind;
+void write_png_as(const char *path, const void *data, size_t bytes, const png_kind *kind);
 /* A smooth colour picture that depends on salt, (height, width, 3), malloc. */
 uint8_t *picture(int width, int height, unsigned salt);
 
