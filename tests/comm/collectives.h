@@ -89,7 +89,7 @@ typedef struct all_inputs {
     void *want;
 } all_inputs;
 
-static all_inputs inputs_new(int size, size_t bytes)
+static inline all_inputs inputs_new(int size, size_t bytes)
 {
     all_inputs a = {.want = malloc(bytes + 1)};
     for (int r = 0; r < size; r++) {
@@ -107,7 +107,7 @@ static void inputs_free(all_inputs *a, int size)
 }
 
 /* All sizes, types and operations; the group's memory, other memory, and memory of both kinds on different ranks. */
-static void body_all_reduce(mu_group *g, int rank, int size, void *arg)
+static inline void body_all_reduce(mu_group *g, int rank, int size, void *arg)
 {
     int64_t most = *(const int64_t *)arg;
     size_t bytes = (size_t)most * 8;
@@ -140,7 +140,7 @@ static void body_all_reduce(mu_group *g, int rank, int size, void *arg)
 }
 
 /* Several in flight, of all sizes, tested and waited for in various ways. */
-static void body_in_flight(mu_group *g, int rank, int size, void *arg)
+static inline void body_in_flight(mu_group *g, int rank, int size, void *arg)
 {
     (void)arg;
     enum { MANY = 150, LONGEST = 9000 };
@@ -183,7 +183,7 @@ static void body_in_flight(mu_group *g, int rank, int size, void *arg)
     free(own);
 }
 
-static void body_others(mu_group *g, int rank, int size, void *arg)
+static inline void body_others(mu_group *g, int rank, int size, void *arg)
 {
     (void)arg;
     static const size_t sizes[] = {0, 1, 7, 64, 250, 256, 257, 4096, 100001, 3000001};
@@ -237,7 +237,7 @@ static void body_others(mu_group *g, int rank, int size, void *arg)
 }
 
 /* The heap gives the same offsets everywhere, zeroed, also when memory is used again. */
-static void body_heap(mu_group *g, int rank, int size, void *arg)
+static inline void body_heap(mu_group *g, int rank, int size, void *arg)
 {
     (void)arg;
     char *p[8];

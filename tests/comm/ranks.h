@@ -39,12 +39,12 @@ typedef struct rank_job {
     bool clean; /* the context must end without an error */
 } rank_job;
 
-static mu_context *quiet_context(void)
+static inline mu_context *quiet_context(void)
 {
     return mu_context_open(&(mu_context_options){.log_level = MU_LOG_QUIET});
 }
 
-static void *rank_thread(void *p)
+static inline void *rank_thread(void *p)
 {
     rank_job *job = p;
     mu_context *c = quiet_context();
@@ -58,7 +58,7 @@ static void *rank_thread(void *p)
     return NULL;
 }
 
-static int run_threads(int size, rank_fn fn, void *arg, const mu_group_options *options, bool clean)
+static inline int run_threads(int size, rank_fn fn, void *arg, const mu_group_options *options, bool clean)
 {
     mu_thread_world *w = mu_thread_world_new(size, options);
     pthread_t thread[16];
@@ -77,15 +77,14 @@ static int run_threads(int size, rank_fn fn, void *arg, const mu_group_options *
     return __atomic_load_n(&failures, __ATOMIC_RELAXED) - before;
 }
 
-#ifdef TEST_PROCESSES
 /* A name no other run has. */
-static void fresh_name(char out[64])
+static inline void fresh_name(char out[64])
 {
     static int counter;
     snprintf(out, 64, "test-%d-%d", (int)getpid(), counter++);
 }
 
-static pid_t fork_rank(const char *name, int rank, int size, rank_fn fn, void *arg, const mu_group_options *options,
+static inline pid_t fork_rank(const char *name, int rank, int size, rank_fn fn, void *arg, const mu_group_options *options,
                        bool clean)
 {
     fflush(NULL);
@@ -106,7 +105,7 @@ static pid_t fork_rank(const char *name, int rank, int size, rank_fn fn, void *a
     _exit(failures > 0 ? 99 : 0);
 }
 
-static int run_processes(int size, rank_fn fn, void *arg, const mu_group_options *options, bool clean)
+static inline int run_processes(int size, rank_fn fn, void *arg, const mu_group_options *options, bool clean)
 {
     char name[64];
     fresh_name(name);
@@ -123,10 +122,8 @@ static int run_processes(int size, rank_fn fn, void *arg, const mu_group_options
     }
     return bad;
 }
-#endif
-
 /* A cheap generator for test data: the same for everyone who asks alike. */
-static uint64_t mix(uint64_t x)
+static inline uint64_t mix(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
