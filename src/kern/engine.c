@@ -82,7 +82,7 @@ static void engine_free(void *object)
 {
     mui_engine *e = object;
     mu_context *c = e->context;
-#if MUI_KERN_DNNL
+#if MUI_HAVE_DNNL
     mui_dnnl_close(e);
 #endif
     for (int i = 0; i < MUI_SCRATCH_COUNT; i++) {
@@ -106,7 +106,7 @@ mui_engine *mui_engine_of(mu_context *c)
     e->context = c;
     e->k = mui_ref_kernels;
     mui_arena_init(&e->kept, c);
-#if MUI_KERN_DNNL
+#if MUI_HAVE_DNNL
     if (c->kernels == MU_KERNELS_DEFAULT && !mui_dnnl_open(e)) {
         engine_free(e);
         return NULL;

@@ -117,7 +117,7 @@ mu_status mui_ref_pool_backward(mui_engine *e, const mui_pool2d_shape *s, const 
 /* x in plain layout: x itself, or a conversion into that scratch slot. NULL on failure. */
 const float *mui_to_plain(mui_engine *e, mu_dims dims, const mui_layout *layout, const float *x, mui_scratch slot);
 
-#if MUI_KERN_DNNL
+#if MUI_HAVE_DNNL
 /* Fills e->dnnl and the entries oneDNN has. False with an error raised. */
 bool mui_dnnl_open(mui_engine *e);
 void mui_dnnl_close(mui_engine *e);
