@@ -47,16 +47,15 @@ static void load_sample(mui_worker *w, mui_slot *slot, int64_t i)
 }
 
 /* -- threads ------------------------------------------------------------------------------------------------------ */
-/* Batch `step` will be loaded into its slot. Under the lock, or paused. */
+/* Batch `step` will be loaded into its slot. Under the lock, or paused. It comes before anybody can wait for the batch:
+ * in resume for the first, in release when the batch's slot had to become free first, else in claim, in the critical
+ * section in which its predecessor became ready. So a batch without samples, ready from here on, needs no signal. */
 static void prepare(mu_loader *l, int64_t step)
 {
     mui_slot *slot = &l->slots[step % l->slot_count];
     slot->step = step;
     slot->slice = mui_sampler_slice(&l->sampler, step);
     slot->claimed = slot->done = 0;
-    if (slot->slice.count == 0) {
-        pthread_cond_broadcast(&l->ready); /* nobody will claim anything of it */
-    }
 }
 
 /* Under the lock: a chunk to load, or false. */

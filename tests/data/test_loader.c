@@ -28,7 +28,7 @@ static mu_status get(void *user, int64_t i, float *x, int64_t *label)
     if (s->pause != 0) {
         usleep(s->pause); /* stands for slow decoding, not for synchronisation */
     }
-    if (i >= s->bad_from && i < s->bad_to) {
+    if (i >= s->bad_from && i < __atomic_load_n(&s->bad_to, __ATOMIC_RELAXED)) {
         return MU_ERR_FORMAT;
     }
     for (int k = 0; k < 3 * 6 * 5; k++) {
@@ -275,7 +275,7 @@ static void an_error_comes_when_its_batch_does(void **state)
             assert_false(mui_loader_take(l, &b));
             assert_int_equal(mu_context_status(c), MU_ERR_STATE);
             mu_context_clear(c);
-            s.bad_to = 0;
+            __atomic_store_n(&s.bad_to, 0, __ATOMIC_RELAXED); /* threads are still loading ahead */
             int64_t samples = 0;
             assert_int_equal(mu_loader_rewind(l, 0, 3), MU_OK);
             rest_of_epoch(l, &samples);
