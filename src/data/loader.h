@@ -10,7 +10,7 @@
 /* One batch in the ring. Samples are claimed in chunks; the batch is ready when as many are done as it has. */
 typedef struct mui_slot {
     int64_t step;      /* which batch of the epoch is (being) loaded here */
-    mui_slice slice;
+    mui_part slice;
     int64_t claimed, done; /* samples; under the loader's lock */
     float *x;          /* (batch, elements) */
     int64_t *y;        /* (batch) */

@@ -61,13 +61,13 @@ void mui_sampler_epoch(mui_sampler *s, int64_t epoch)
     }
 }
 
-mui_slice mui_sampler_slice(const mui_sampler *s, int64_t step)
+mui_part mui_sampler_slice(const mui_sampler *s, int64_t step)
 {
     int64_t global = s->batch * s->size, start = step * global;
     int64_t total = s->places - start < global ? s->places - start : global;
     int64_t each = total / s->size, more = total % s->size; /* the first `more` ranks get one more */
     int64_t before = s->rank * each + (s->rank < more ? s->rank : more);
-    return (mui_slice){start + before, each + (s->rank < more ? 1 : 0), total};
+    return (mui_part){start + before, each + (s->rank < more ? 1 : 0), total};
 }
 
 int64_t mui_sampler_index(const mui_sampler *s, int64_t position)

@@ -15,17 +15,17 @@ typedef struct mui_sampler {
     int64_t *order;       /* (count), NULL without shuffling */
 } mui_sampler;
 
-typedef struct mui_slice {
+typedef struct mui_part {
     int64_t first, count; /* positions of this rank in the step */
     int64_t total;        /* of all ranks */
-} mui_slice;
+} mui_part;
 
 /* Takes what it needs from checked options (no zeros that mean defaults). */
 mu_status mui_sampler_init(mui_sampler *s, mu_context *c, int64_t count, const mu_loader_options *o) MU_MUST_USE;
 void mui_sampler_free(mui_sampler *s, mu_context *c);
 /* Lays out the order of that epoch. Allocates nothing. */
 void mui_sampler_epoch(mui_sampler *s, int64_t epoch);
-mui_slice mui_sampler_slice(const mui_sampler *s, int64_t step);
+mui_part mui_sampler_slice(const mui_sampler *s, int64_t step);
 /* The sample at a position of the epoch. */
 int64_t mui_sampler_index(const mui_sampler *s, int64_t position);
 

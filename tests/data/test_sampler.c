@@ -40,7 +40,7 @@ static void compare_with_one_rank(mu_context *c, int64_t count, int batch, int s
         steps = s.steps;
         int64_t mine = 0;
         for (int64_t step = 0; step < s.steps; step++) {
-            mui_slice part = mui_sampler_slice(&s, step), whole = mui_sampler_slice(&one, step);
+            mui_part part = mui_sampler_slice(&s, step), whole = mui_sampler_slice(&one, step);
             assert_true(part.count >= 0 && part.count <= batch);
             assert_true(part.total >= 1 && part.total <= (int64_t)batch * size);
             mine += part.count;
@@ -128,7 +128,7 @@ static void the_last_batch_is_cut_evenly(void **state)
     const int64_t first[3] = {12, 14, 15}, count[3] = {2, 1, 1}; /* 16 = 3 ranks x 4 + 4 */
     for (int rank = 0; rank < 3; rank++) {
         mui_sampler s = make(c, 16, 4, rank, 3, MU_REMAINDER_DEFAULT, false);
-        mui_slice part = mui_sampler_slice(&s, 1);
+        mui_part part = mui_sampler_slice(&s, 1);
         assert_int_equal(part.first, first[rank]);
         assert_int_equal(part.count, count[rank]);
         assert_int_equal(part.total, 4);

@@ -1,0 +1,77 @@
+"""Seeds for fuzz_pickle and fuzz_checkpoint: FOLDER/pickle and FOLDER/checkpoint, from Python's pickle, from PyTorch
+where it is there, and from the case files in CASES where they are there."""
+import collections
+import io
+import os
+import pickle
+import shutil
+import sys
+import zipfile
+
+MOST_BYTES = 65536
+
+
+def values():
+    deep = []
+    for i in range(50):
+        deep = [deep, i]
+    cycle = {}
+    cycle["self"] = cycle
+    yield {"a": 1, "b": [1.5, None, True, -1, 2**31, 2**63, -2**200], "c": ("x", b"y", "\u20ac\U0001f600")}
+    yield collections.OrderedDict([("w", (1, 2, 3)), ("v", {1, 2}), ("u", frozenset([4])), ("t", bytearray(b"z"))])
+    yield [deep, cycle, 1 + 2j, range(3), slice(1, 2), Exception("no"), int, print]
+    yield ["s" * 300, b"b" * 300] * 2 + list(range(1100))
+
+
+def with_torch(put):
+    import torch
+
+    state = collections.OrderedDict()
+    for i, dtype in enumerate([torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]):
+        state["layer%d.weight" % i] = torch.zeros(3, 2).to(dtype)
+    state["view"] = torch.arange(12.0).reshape(3, 4)[1:, ::2]
+    state["tied"] = state["layer0.weight"]
+    training = {"epoch": 3, "state_dict": state, "note": "text", "parameter": torch.nn.Parameter(torch.ones(2))}
+    for name, value in ("state", state), ("training", training), ("module", torch.nn.Linear(2, 2)):
+        for legacy in False, True:
+            f = io.BytesIO()
+            torch.save(value, f, _use_new_zipfile_serialization=not legacy)
+            put("checkpoint", name + ("_legacy" if legacy else "_zip"), f.getvalue())
+
+
+def main():
+    root, cases = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
+
+    def put(kind, name, data):
+        with open(os.path.join(root, kind, name), "wb") as f:
+            f.write(data)
+
+    for kind in "pickle", "checkpoint":
+        shutil.rmtree(os.path.join(root, kind), ignore_errors=True)
+        os.makedirs(os.path.join(root, kind))
+    for i, value in enumerate(values()):
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            put("pickle", "value%d_%d" % (i, protocol), pickle.dumps(value, protocol))
+    try:
+        with_torch(put)
+    except ImportError as e:
+        print("no seeds from PyTorch:", e)
+    for part in "gen", "bad":
+        folder = os.path.join(cases, part)
+        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+            path = os.path.join(folder, name)
+            if os.path.isfile(path) and os.path.getsize(path) <= MOST_BYTES:
+                with open(path, "rb") as f:
+                    put("checkpoint", part + "_" + name, f.read())
+    for name in os.listdir(os.path.join(root, "checkpoint")):
+        path = os.path.join(root, "checkpoint", name)
+        try:
+            with zipfile.ZipFile(path) as z:
+                for member in z.namelist():
+                    if member.endswith("data.pkl"):
+                        put("pickle", name, z.read(member))
+        except Exception:  # bad on purpose, or legacy: that begins with a bare pickle
+            shutil.copy(path, os.path.join(root, "pickle", name))
+
+
+main()
