@@ -1,7 +1,9 @@
 /* See dnnl_compat.h. Written for oneDNN 2.6 and the 3.x interface. */
+#define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "kern/dnnl_compat.h"
 #include "base/alloc.h"
 
+#include <dlfcn.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 #include <string.h>
 
@@ -64,6 +66,18 @@ void mui_dnnl_close(mui_engine *e)
     }
 }
 
+/* oneDNN fixes a primitive's number of threads when it is made, from the calling thread's OpenMP setting. Which OpenMP
+ * runtime that is, oneDNN decides, so the function is looked up where oneDNN found it; without one there are no threads. */
+static void set_threads(int threads)
+{
+    void *symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
+    if (symbol != NULL) {
+        void (*set)(int);
+        memcpy(&set, &symbol, sizeof(set)); /* ISO C has no cast from object to function pointer */
+        set(threads);
+    }
+}
+
 static dnnl_status_t open_all(struct mui_dnnl *d)
 {
     dnnl_status_t s = dnnl_engine_create(&d->engine, dnnl_cpu, 0);
@@ -96,6 +110,7 @@ bool mui_dnnl_open(mui_engine *e)
     if (e->dnnl == NULL) {
         return false;
     }
+    set_threads(e->context->threads);
     dnnl_status_t s = open_all(e->dnnl);
     if (s != dnnl_success) {
         mui_dnnl_fail(e, s, "opening the CPU engine");
