@@ -26,18 +26,11 @@ static mu_status check_loss(mu_tape *t, mu_tensor *loss)
     return MU_OK;
 }
 
-/* Whether backward can run n although it ran it before. */
+/* Whether backward can run n although it ran it before. Values may happen to be there still, since others need them,
+ * but would go while this backward runs: only what needs none (add, reshape) can run again. */
 static bool can_run_again(const mui_node *n)
 {
-    if (n->saved_count > 0 || ((n->reads & MUI_READS_OUT) != 0 && n->out->released)) {
-        return false;
-    }
-    for (int i = 0; i < n->in_count && i < 31; i++) {
-        if ((n->reads & MUI_READS_IN(i)) != 0 && n->in[i]->released) {
-            return false;
-        }
-    }
-    return true;
+    return n->saved_count == 0 && n->reads == 0;
 }
 
 static void clear_marks(mu_tape *t, mui_store *s)
