@@ -2,12 +2,12 @@
 #ifndef MUSTER_CLI_COMMANDS_H
 #define MUSTER_CLI_COMMANDS_H
 
-/* Exit codes, as the man page has them. A program run by `muster run` passes its own code on. */
+/* Exit codes, as the man page has them; 128 + a signal's number where one ended it, also after `muster train` saved
+ * its state at that signal. A program run by `muster run` passes its own code on. */
 enum {
     CLI_OK = 0,
     CLI_FAILED = 1, /* it failed while running */
-    CLI_USAGE = 2,  /* a bad flag, a missing file, shapes that cannot fit: nothing was done or written */
-    CLI_STOPPED = 3 /* `muster train --checkpoint` was told to stop by a signal, and has saved its state */
+    CLI_USAGE = 2   /* a bad flag, a missing file, shapes that cannot fit: nothing was done or written */
 };
 
 /* Each gets its own argc and argv: argv[0] is the subcommand's name, options follow. Returns the exit code. */

@@ -21,7 +21,9 @@ double seconds_now(void)
 void progress_start(progress *p, bool on, int64_t epochs, int64_t steps_per_epoch, int64_t first, int64_t last)
 {
     double now = seconds_now();
-    *p = (progress){.on = on, .tty = isatty(STDERR_FILENO) == 1, .epochs = epochs, .steps_per_epoch = steps_per_epoch,
+    bool error = isatty(STDERR_FILENO) == 1, output = !error && isatty(STDOUT_FILENO) == 1;
+    *p = (progress){.on = on, .tty = error || output, .fd = output ? STDOUT_FILENO : STDERR_FILENO,
+                    .out = output ? stdout : stderr, .epochs = epochs, .steps_per_epoch = steps_per_epoch,
                     .first_step = first, .last_step = last, .started = now, .shown = now};
 }
 
@@ -45,14 +47,14 @@ void progress_pause(progress *p, double seconds)
 void progress_clear(progress *p)
 {
     if (p->on && p->tty) {
-        fputs("\r\033[K", stderr);
+        fputs("\r\033[K", p->out);
     }
 }
 
-static int terminal_width(void)
+static int terminal_width(int fd)
 {
     struct winsize w;
-    return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
+    return ioctl(fd, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
 }
 
 static void show(progress *p, int64_t step, double lr)
@@ -75,7 +77,7 @@ static void show(progress *p, int64_t step, double lr)
         fprintf(stderr, "%s  %s\n", where, line);
         return;
     }
-    int room = terminal_width() - (int)strlen(where) - (int)strlen(line) - 8;
+    int room = terminal_width(p->fd) - (int)strlen(where) - (int)strlen(line) - 8;
     int width = room > 40 ? 40 : room;
     if (width >= 8) {
         double share = p->last_step > 0 ? (double)step / (double)p->last_step : 1;
@@ -86,7 +88,8 @@ static void show(progress *p, int64_t step, double lr)
         }
         snprintf(bar + n, sizeof(bar) - (size_t)n, "]  ");
     }
-    fprintf(stderr, "\r%s  %s%s\033[K", where, bar, line);
+    fprintf(p->out, "\r%s  %s%s\033[K", where, bar, line);
+    fflush(p->out);
 }
 
 void progress_step(progress *p, int64_t step, double loss, int64_t images, double lr)

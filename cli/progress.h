@@ -1,12 +1,16 @@
-/* What a person sees while a run goes on: a bar on a terminal, a line every few seconds elsewhere. */
+/* What a person sees while a run goes on: a bar on a terminal, a line every few seconds elsewhere. The bar goes to
+ * standard error, or to standard output where only that is the terminal: under `muster run` rank 0 has it so. */
 #ifndef MUSTER_CLI_PROGRESS_H
 #define MUSTER_CLI_PROGRESS_H
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 typedef struct progress {
     bool on, tty;
+    int fd;                       /* of the terminal */
+    FILE *out;
     int64_t epochs;               /* 0: the run is given in steps */
     int64_t steps_per_epoch, first_step, last_step;
     double started, shown;        /* seconds */

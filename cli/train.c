@@ -297,7 +297,8 @@ static int train(run *r)
     if (code == CLI_FAILED && r->skips >= SKIPS_MAX) {
         return cli_fail(s->o->command, CLI_FAILED, "no finite loss in %d steps: try a lower --lr or --clip", SKIPS_MAX);
     }
-    return code == CLI_OK && r->stopped != 0 ? CLI_STOPPED : code;
+    /* As if the signal had ended it, so that a script does not take the run for finished. */
+    return code == CLI_OK && r->stopped != 0 ? 128 + r->stopped : code;
 }
 
 int cmd_train(int argc, char **argv)

@@ -39,7 +39,7 @@ def compare(w, ranks, name, extra):
 
 
 def interrupted(w, ranks):
-    """SIGTERM in the middle, as a batch system sends it: exit 3, state saved, and the rest gives the same."""
+    """SIGTERM in the middle, as a batch system sends it: exit 143, state saved, and the rest gives the same."""
     args = [MUSTER, "train", "--model", "resnet20", "--data", w.data, "--batch", "16", "--lr", "0.02", "--epochs",
             "400", "--ranks", str(ranks), "--eval-every", "0", "--checkpoint", "stopped.ckpt", "--log", "log.jsonl"]
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
@@ -50,7 +50,7 @@ def interrupted(w, ranks):
         time.sleep(0.05)
     p.send_signal(signal.SIGTERM)
     out, _ = p.communicate(timeout=60)
-    assert p.returncode == 3, f"exit {p.returncode}\n{out}"
+    assert p.returncode == 143, f"exit {p.returncode}\n{out}"
     assert "stopped by signal" in out and "--resume stopped.ckpt" in out, out
     step = int(out.split("after step ")[1].split(";")[0].split()[0])
     common = ["train", "--model", "resnet20", "--data", w.data, "--batch", 16, "--lr", 0.02, "--epochs", 400,
@@ -58,7 +58,7 @@ def interrupted(w, ranks):
     w.ok(*common, "--resume", "stopped.ckpt", "--steps", step + 5, "--save", "a.pth")
     w.ok(*common, "--steps", step + 5, "--save", "b.pth", timeout=300)
     assert not differences(w.load("a.pth"), w.load("b.pth"))
-    print(f"SIGTERM, {ranks} rank(s), after step {step}: exit 3, and the resumed run is the same")
+    print(f"SIGTERM, {ranks} rank(s), after step {step}: exit 143, and the resumed run is the same")
 
 
 def refused(w):
