@@ -1,5 +1,6 @@
 /* Groups whose ranks are processes. */
 #include "collectives.h"
+#include "failures.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,6 +41,12 @@ static void heap(void **state)
     assert_int_equal(run_processes(3, body_heap, NULL, NULL, true), 0);
 }
 
+static void failures_are_the_same_everywhere(void **state)
+{
+    (void)state;
+    assert_int_equal(run_failures(run_processes), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -47,6 +54,7 @@ int main(void)
         cmocka_unit_test(many_in_flight),
         cmocka_unit_test(other_collectives),
         cmocka_unit_test(heap),
+        cmocka_unit_test(failures_are_the_same_everywhere),
     };
     return cmocka_run_group_tests_name("shm", tests, NULL, NULL);
 }

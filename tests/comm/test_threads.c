@@ -1,5 +1,6 @@
 /* Groups whose ranks are threads, and the group of one. */
 #include "collectives.h"
+#include "failures.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -57,6 +58,12 @@ static void alone(void **state)
     assert_int_equal(mu_context_close(c), MU_OK);
 }
 
+static void failures_are_the_same_everywhere(void **state)
+{
+    (void)state;
+    assert_int_equal(run_failures(run_threads), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -64,6 +71,7 @@ int main(void)
         cmocka_unit_test(many_in_flight),
         cmocka_unit_test(other_collectives),
         cmocka_unit_test(heap),
+        cmocka_unit_test(failures_are_the_same_everywhere),
         cmocka_unit_test(alone),
     };
     return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
