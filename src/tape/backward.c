@@ -163,7 +163,8 @@ mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s
     }
     mui_grads_drop(&t->backward);
     t->is_marked = false;
-    return r;
+    /* What failed first (memory, say) rather than where it was noticed. */
+    return r != MU_OK && mui_failed(c) ? mu_context_status(c) : r;
 }
 
 mu_status mu_backward(mu_tape *t, mu_tensor *loss)

@@ -152,6 +152,12 @@ static mu_status count_fits(const mu_tensor *t, int64_t elements)
     return MU_OK;
 }
 
+/* What failed first (memory, say) rather than where it was noticed. */
+static mu_status first_error(const mu_tensor *t, mu_status s)
+{
+    return s != MU_OK && mui_failed(t->context) ? mu_context_status(t->context) : s;
+}
+
 /* Elements row-major in the tensor's own type. */
 static mu_status copy_out(const mu_tensor *t, void *out)
 {
@@ -168,7 +174,7 @@ static mu_status copy_out(const mu_tensor *t, void *out)
         return mu_context_status(t->context);
     }
     if (t->layout != NULL) {
-        return mui_reorder(e, t->dims, t->layout, (const float *)(void *)t->data, NULL, out);
+        return first_error(t, mui_reorder(e, t->dims, t->layout, (const float *)(void *)t->data, NULL, out));
     }
     int64_t plain[MU_MAX_DIMS];
     mui_strides_plain(t->dims, plain);
@@ -191,7 +197,7 @@ static mu_status copy_in(mu_tensor *t, const void *in)
         return mu_context_status(t->context);
     }
     if (t->layout != NULL) {
-        return mui_reorder(e, t->dims, NULL, in, t->layout, (float *)(void *)t->data);
+        return first_error(t, mui_reorder(e, t->dims, NULL, in, t->layout, (float *)(void *)t->data));
     }
     int64_t plain[MU_MAX_DIMS];
     mui_strides_plain(t->dims, plain);

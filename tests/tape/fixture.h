@@ -42,7 +42,7 @@ static inline mu_parameter *add_parameter(world *w, mu_dims dims, int64_t conv_g
     return p;
 }
 
-static inline void fill_random(mu_tensor *x, uint64_t seed)
+static inline mu_status write_random(mu_tensor *x, uint64_t seed)
 {
     int64_t n = mu_tensor_elements(x);
     float *v = malloc(((size_t)n + 1) * sizeof(float));
@@ -51,8 +51,14 @@ static inline void fill_random(mu_tensor *x, uint64_t seed)
     for (int64_t i = 0; i < n; i++) {
         v[i] = mui_rng_uniform(&r) * 2.0f - 1.0f;
     }
-    assert_int_equal(mu_tensor_write(x, v, n), MU_OK);
+    mu_status s = mu_tensor_write(x, v, n);
     free(v);
+    return s;
+}
+
+static inline void fill_random(mu_tensor *x, uint64_t seed)
+{
+    assert_int_equal(write_random(x, seed), MU_OK);
 }
 
 static inline void build(world *w)

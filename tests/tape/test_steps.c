@@ -128,10 +128,10 @@ static bool survives(mu_kernel_choice kernels, int64_t k, bool forever, const fl
     mu_status s = w.s != NULL ? MU_OK : mu_context_status(w.c);
     if (s == MU_OK) {
         for (int i = 0; i < w.count && s == MU_OK; i++) {
-            fill_random(&w.p[i].value, 100 + (uint64_t)i);
-            w.p[i].initialised = true;
+            s = write_random(&w.p[i].value, 100 + (uint64_t)i);
+            w.p[i].initialised = s == MU_OK;
         }
-        s = step(&w);
+        s = s == MU_OK ? step(&w) : s;
     }
     bool failed = w.c->fail_after < 0 || (forever && w.c->fail_after == 0);
     failed = failed && s != MU_OK;
@@ -146,9 +146,7 @@ static bool survives(mu_kernel_choice kernels, int64_t k, bool forever, const fl
     mu_context_clear(w.c);
     w.t = w.t != NULL ? w.t : mu_tape_new(w.c, NULL);
     assert_non_null(w.t);
-    if (w.s == NULL) {
-        build(&w);
-    }
+    build(&w);
     assert_int_equal(step(&w), MU_OK);
     static float got[8192];
     assert_int_equal(gather(&w, got), count);
