@@ -1,5 +1,5 @@
-/* Runs a fuzz target without libFuzzer: every file of a folder as it is, then damaged in ways that depend on nothing but
- * the file. For ctest; the real search is libFuzzer's.
+/* Runs a fuzz target without libFuzzer: every file of a folder as it is, then damaged in ways that depend on nothing
+ * but its name. For ctest; the real search is libFuzzer's.
  *
  *     fuzz_x_driver FOLDER [VARIANTS] [MOST_BYTES] */
 #define _GNU_SOURCE

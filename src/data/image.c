@@ -100,12 +100,37 @@ static mu_status check_size(const char *what, int64_t width, int64_t height, mui
     return MU_OK;
 }
 
-/* libjpeg goes on after damage and only warns. Stray bytes between markers do no harm, and real data sets have them;
- * every other damage to the picture's data, and its early end, makes the image bad. */
-static bool harmful_warning(const char *text)
+/* True when the last scan of the file has an end marker: inside a scan's data those two bytes cannot come. */
+static bool has_end(const uint8_t *file, size_t bytes)
 {
-    bool damage = strstr(text, "orrupt JPEG data") != NULL || strstr(text, "remature end") != NULL;
-    return damage && strstr(text, "extraneous bytes") == NULL;
+    bool ended = false;
+    for (size_t i = 0; i + 1 < bytes; i++) {
+        if (file[i] == 0xff && file[i + 1] == 0xda) {
+            ended = false;
+        } else if (file[i] == 0xff && file[i + 1] == 0xd9) {
+            ended = true;
+        }
+    }
+    return ended;
+}
+
+/* libjpeg goes on after damage and only warns. These warnings do no harm to the picture, and real data sets cause them;
+ * all others make the image bad. What the library says is needed, for its code of a failure that follows a warning is
+ * that of a warning, and then nothing has been decoded. Only the first of several warnings is told, so that a cut file
+ * must be noticed here too. */
+static bool harmless_warning(tjhandle jpeg, const uint8_t *file, size_t bytes)
+{
+    static const char *const harmless[] = {
+        "extraneous bytes before marker",        "unknown JFIF revision number", "Unknown Adobe color transform code",
+        "Invalid SOS parameters for sequential", "bad ICC marker",
+    };
+    const char *text = tjGetErrorStr2(jpeg);
+    for (size_t i = 0; i < sizeof(harmless) / sizeof(harmless[0]); i++) {
+        if (strstr(text, harmless[i]) != NULL) {
+            return tjGetErrorCode(jpeg) == TJERR_WARNING && has_end(file, bytes);
+        }
+    }
+    return false;
 }
 
 static uint8_t mul_255(unsigned a, unsigned b)
@@ -136,7 +161,7 @@ static mu_status decode_jpeg_with(tjhandle jpeg, mui_scratch *s, const uint8_t *
     /* Rare subsamplings have no name in this API, which then fails here after writing the rest; decoding to RGB does
      * not need the name. */
     bool unnamed = !readable && space >= 0 && strstr(tjGetErrorStr2(jpeg), "subsampling type") != NULL;
-    if (!readable && !unnamed) {
+    if (!readable && !unnamed && !harmless_warning(jpeg, file, bytes)) {
         return mui_trouble_set(t, MU_ERR_FORMAT, "damaged JPEG: %s", tjGetErrorStr2(jpeg));
     }
     mu_status status = check_size("JPEG", width, height, t);
@@ -150,11 +175,9 @@ static mu_status decode_jpeg_with(tjhandle jpeg, mui_scratch *s, const uint8_t *
         return mui_trouble_set(t, MU_ERR_NOMEM, "no memory for %d x %d pixels", width, height);
     }
     if (tjDecompress2(jpeg, file, bytes, data, width, 0, height, cmyk ? TJPF_CMYK : TJPF_RGB,
-                      TJFLAG_ACCURATEDCT | TJFLAG_LIMITSCANS) != 0) {
-        const char *text = tjGetErrorStr2(jpeg);
-        if (tjGetErrorCode(jpeg) != TJERR_WARNING || harmful_warning(text)) {
-            return mui_trouble_set(t, MU_ERR_FORMAT, "damaged JPEG: %s", text);
-        }
+                      TJFLAG_ACCURATEDCT | TJFLAG_LIMITSCANS) != 0 &&
+        !harmless_warning(jpeg, file, bytes)) {
+        return mui_trouble_set(t, MU_ERR_FORMAT, "damaged JPEG: %s", tjGetErrorStr2(jpeg));
     }
     if (cmyk) {
         cmyk_to_rgb(data, pixels);

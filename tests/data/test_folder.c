@@ -283,7 +283,8 @@ static void bad(const char *path, const void *data, size_t bytes, mu_status want
     write_bytes(path, data, bytes);
     mu_status s = read_one(path, 8, 3, out, &t);
     if (s != want || strstr(t.text, part) == NULL) {
-        fail_msg("%zu bytes: expected %s with \"%s\", got %s: %s", bytes, mu_status_name(want), part, mu_status_name(s), t.text);
+        fail_msg("%zu bytes: expected %s with \"%s\", got %s: %s", bytes, mu_status_name(want), part, mu_status_name(s),
+                 t.text);
     }
 }
 
@@ -308,7 +309,7 @@ static void bad_images_are_refused(void **state)
     for (size_t cut = 3; cut < jpeg_bytes - 2; cut++) { /* up to the end marker itself */
         bad(path, jpeg, cut, MU_ERR_FORMAT, "JPEG");
     }
-    for (size_t cut = 8; cut < png_bytes - 4; cut++) { /* only the checksum of the end chunk, which is empty, may lack */
+    for (size_t cut = 8; cut < png_bytes - 4; cut++) { /* only the checksum of the empty end chunk may lack */
         bad(path, png, cut, MU_ERR_FORMAT, "PNG");
     }
     png[png_bytes / 2] ^= 0x10;
@@ -334,6 +335,42 @@ static void bad_images_are_refused(void **state)
     assert_string_equal(t.text, "not a regular file");
     free(jpeg);
     free(png);
+    free((char *)path);
+    remove_dir(dir);
+}
+
+/* Stray bytes between segments are harmless; but libturbojpeg reports what fails after them as the same warning. */
+static void what_follows_a_harmless_warning_is_seen(void **state)
+{
+    (void)state;
+    char dir[64];
+    make_dir(dir);
+    const char *path = strdup(in_dir(dir, "x.jpg"));
+    size_t bytes = 0, frame = 2;
+    uint8_t clean[3 * 8 * 8], out[3 * 8 * 8];
+    mui_trouble t = {MU_OK, ""};
+    put_jpeg(path, 60, 50, 1);
+    assert_int_equal(read_one(path, 8, 3, clean, &t), MU_OK);
+    uint8_t *jpeg = slurp(path, &bytes), *stray = malloc(bytes + 3);
+    while (jpeg[frame] != 0xff || jpeg[frame + 1] != 0xc0) {
+        frame++;
+    }
+    memcpy(stray, jpeg, frame);
+    memset(stray + frame, 0x42, 3);
+    memcpy(stray + frame + 3, jpeg + frame, bytes - frame);
+    write_bytes(path, stray, bytes + 3);
+    assert_int_equal(read_one(path, 8, 3, out, &t), MU_OK);
+    assert_memory_equal(out, clean, sizeof(out));
+    for (size_t cut = bytes / 2; cut < bytes + 1; cut += 7) {
+        bad(path, stray, cut, MU_ERR_FORMAT, "damaged JPEG");
+    }
+    static const uint8_t sampling[3] = {0x31, 0x21, 0x11}; /* 3 to 2: libjpeg cannot, and decodes nothing */
+    for (int i = 0; i < 3; i++) {
+        stray[frame + 3 + 11 + 3 * (size_t)i] = sampling[i];
+    }
+    bad(path, stray, bytes + 3, MU_ERR_FORMAT, "Fractional sampling");
+    free(jpeg);
+    free(stray);
     free((char *)path);
     remove_dir(dir);
 }
@@ -462,6 +499,7 @@ int main(void)
         cmocka_unit_test(every_kind_of_png),
         cmocka_unit_test(resizing_keeps_what_it_should),
         cmocka_unit_test(bad_images_are_refused),
+        cmocka_unit_test(what_follows_a_harmless_warning_is_seen),
         cmocka_unit_test(hostile_png_headers_are_refused),
         cmocka_unit_test(a_bad_image_stops_or_is_left_out),
     };

@@ -17,7 +17,8 @@ static mui_sampler make(mu_context *c, int64_t count, int batch, int rank, int s
                         bool shuffle)
 {
     mui_sampler s;
-    mu_loader_options o = {.batch = batch, .shard = {rank, size}, .remainder = remainder, .shuffle = shuffle, .seed = 5};
+    mu_loader_options o = {
+        .batch = batch, .shard = {rank, size}, .remainder = remainder, .shuffle = shuffle, .seed = 5};
     assert_int_equal(mui_sampler_init(&s, c, count, &o), MU_OK);
     mui_sampler_epoch(&s, 2);
     return s;
