@@ -186,8 +186,8 @@ static inline void body_in_flight(mu_group *g, int rank, int size, void *arg)
 static inline void body_others(mu_group *g, int rank, int size, void *arg)
 {
     (void)arg;
-    static const size_t sizes[] = {0, 1, 7, 64, 250, 256, 257, 4096, 100001, 3000001};
-    enum { MOST = 3000008 };
+    static const size_t sizes[] = {0, 1, 7, 64, 250, 256, 257, 4096, 100001, 2200001};
+    enum { MOST = 2200008 };
     char *shared = mu_group_alloc(g, (size_t)MOST * (size_t)size), *own = malloc((size_t)MOST * (size_t)size);
     char *second = mu_group_alloc(g, (size_t)MOST * (size_t)size);
     for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes); k++) {

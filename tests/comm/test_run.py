@@ -1,0 +1,305 @@
+#!/usr/bin/python3
+"""`muster run` and the group of the environment, from outside. test_run.py MUSTER FROM_ENV"""
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+MUSTER, FROM_ENV = sys.argv[1:3]
+LAUNCHER = re.compile("RANK|WORLD_SIZE|MASTER_|TORCHELASTIC|ROLE_|MUSTER_|OMPI_|PMI|MPI_|SLURM|OMP_")
+
+
+def environment(**more):
+    env = {k: v for k, v in os.environ.items() if not LAUNCHER.search(k)}
+    env.update({k: str(v) for k, v in more.items()})
+    return env
+
+
+def muster(*args, timeout=60, **env):
+    return subprocess.run([MUSTER, "run"] + [str(a) for a in args], timeout=timeout, text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env=environment(**env))
+
+
+def program(*args, **env):
+    return subprocess.run([FROM_ENV, *args], timeout=60, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env=environment(**env))
+
+
+def alive(pattern):
+    """Processes, zombies aside, whose command line contains the pattern."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                line = f.read().replace(b"\0", b" ").decode(errors="replace")
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
+                state = f.read().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if pattern in line and state != "Z" and int(pid) != os.getpid():
+            found.append((int(pid), line))
+    return found
+
+
+def gone(pattern, seconds):
+    end = time.monotonic() + seconds
+    while alive(pattern):
+        assert time.monotonic() < end, alive(pattern)
+        time.sleep(0.02)
+
+
+def eventually(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def unique():
+    unique.n += 1
+    return f"4{os.getpid()}{unique.n:03d}"  # seconds to sleep, for ever in practice
+
+
+unique.n = 0
+
+
+def test_variables():
+    done = muster("-n", 3, "--max-restarts", 2, "sh", "-c", "env", timeout=60)
+    assert done.returncode == 0, done
+    ranks = [{}, {}, {}]
+    for line in done.stdout.splitlines():
+        m = re.match(r"(?:\[(\d)\] )?([A-Z_]+)=(.*)", line)
+        if m:
+            ranks[int(m[1] or 0)][m[2]] = m[3]
+    for r, env in enumerate(ranks):
+        for name, value in {"RANK": r, "LOCAL_RANK": r, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3, "GROUP_RANK": 0,
+                            "GROUP_WORLD_SIZE": 1, "ROLE_RANK": r, "ROLE_WORLD_SIZE": 3, "ROLE_NAME": "default",
+                            "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RESTART_COUNT": 0,
+                            "TORCHELASTIC_MAX_RESTARTS": 2, "OMP_NUM_THREADS": 1}.items():
+            assert env[name] == str(value), (r, name, env.get(name))
+        assert 0 < int(env["MASTER_PORT"]) < 65536
+        for name in ("MASTER_PORT", "MUSTER_JOB", "TORCHELASTIC_RUN_ID"):
+            assert env[name] and env[name] == ranks[0][name]
+    other = muster("sh", "-c", "echo $MUSTER_JOB; echo $OMP_NUM_THREADS")
+    assert other.stdout.splitlines()[0] != ranks[0]["MUSTER_JOB"]
+    assert other.stdout.splitlines()[1] == ""  # one rank may use all cores
+    assert muster("-n", 2, "sh", "-c", "echo $OMP_NUM_THREADS", OMP_NUM_THREADS=5).stdout == "5\n[1] 5\n" or \
+        muster("-n", 2, "sh", "-c", "echo $OMP_NUM_THREADS", OMP_NUM_THREADS=5).stdout == "[1] 5\n5\n"
+
+
+def test_usage():
+    for args, says in [([], "no program"), (["-n"], "needs a value"), (["-n", "0", "true"], "-n is `0`"),
+                       (["-n", "two", "true"], "-n is `two`"), (["--wrong", "true"], "unknown option `--wrong`"),
+                       (["--nnodes", "2", "true"], "one machine"), (["--max-restarts", "-1", "true"], "--max-restarts"),
+                       (["-n", "2", "./no-such-program"], "cannot run ./no-such-program: No such file")]:
+        done = muster(*args)
+        assert done.returncode == 2 and says in done.stderr, (args, done)
+        assert done.stdout == ""
+    text = muster("--help")
+    assert text.returncode == 0 and text.stdout.startswith("usage: muster run")
+    # torchrun's spellings, and a program's own options
+    for args in (["--nproc_per_node=2", "--standalone", "--no_python"], ["--nproc-per-node", "2", "--nnodes=1"],
+                 ["-n2", "--"], ["-n", "2", "--no-python", "--max_restarts", "0", "--master_port=4321"]):
+        done = muster(*args, "echo", "-n", "2", "--help")
+        assert done.returncode == 0 and "2 --help" in done.stdout, (args, done)
+
+
+def test_lines_stay_whole():
+    script = ("import sys, os\nr = os.environ['RANK']\n"
+              "for i in range(1500):\n"
+              "    s = f'{r} {i} ' + 'x' * (i % 190) + '\\n'\n"
+              "    f = sys.stdout if i % 2 else sys.stderr\n"
+              "    f.write(s[:len(s) // 2]); f.flush(); f.write(s[len(s) // 2:]); f.flush()\n"
+              "sys.stdout.write('no newline')\n")
+    done = muster("-n", 4, sys.executable, "-c", script)
+    assert done.returncode == 0, done.stderr[-500:]
+    for half, text in ((1, done.stdout), (0, done.stderr)):
+        expected = {r: iter(range(half, 1500, 2)) for r in range(4)}
+        left = 4
+        for line in text.splitlines():
+            m = re.fullmatch(r"(?:\[(\d)\] )?(\d) (\d+) (x*)", line)
+            if m is None:
+                assert re.fullmatch(r"(\[\d\] )?no newline", line), line
+                left -= 1
+                continue
+            r, i = int(m[2]), int(m[3])
+            assert (m[1] or "0") == m[2], line
+            assert i == next(expected[r]) and len(m[4]) == i % 190, line
+        assert all(next(e, None) is None for e in expected.values())
+        assert left == (0 if half else 4)
+
+
+def test_first_failure():
+    mark = unique()
+    begin = time.monotonic()
+    done = muster("-n", 3, "sh", "-c", f"if [ $RANK = 1 ]; then sleep 0.3; echo first >&2; echo it is broken >&2; "
+                                       f"exit 7; fi; sleep {mark}")
+    assert done.returncode == 7, done
+    assert done.stderr.splitlines()[-1] == "muster run: rank 1 exited with code 7; its last line on stderr: " \
+                                           "it is broken", done.stderr
+    assert time.monotonic() - begin < 4
+    gone(f"sleep {mark}", 1)
+    done = muster("-n", 3, "sh", "-c", f"if [ $RANK = 2 ]; then kill -9 $$; fi; sleep {mark}")
+    assert done.returncode == 137, done
+    assert done.stderr.splitlines()[-1] == "muster run: rank 2 was killed by SIGKILL", done.stderr
+    gone(f"sleep {mark}", 1)
+
+
+def test_stubborn_ranks_are_killed():
+    mark = unique()
+    begin = time.monotonic()
+    done = muster("-n", 2, "sh", "-c", f"if [ $RANK = 1 ]; then sleep 0.5; exit 3; fi; trap '' TERM; sleep {mark} & "
+                                       f"while :; do wait; done")
+    assert done.returncode == 3, done
+    assert 4.5 < time.monotonic() - begin < 15
+    gone(f"sleep {mark}", 1)
+
+
+def start(*args, **env):
+    return subprocess.Popen([MUSTER, "run"] + [str(a) for a in args], stdin=subprocess.DEVNULL, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(**env))
+
+
+def test_signals_to_the_launcher():
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        mark = unique()
+        p = start("-n", 3, "sh", "-c", f"sleep {mark}; true")
+        eventually(lambda m=mark: len([x for x in alive(f"sleep {m}") if x[1].startswith("sleep")]) == 3)
+        p.send_signal(sig)
+        err = p.communicate(timeout=20)[1]
+        assert p.returncode == 128 + sig, (p.returncode, err)
+        gone(f"sleep {mark}", 1)
+
+
+def test_nothing_outlives_a_killed_launcher():
+    for _ in range(5):
+        mark = unique()
+        # a rank with children of its own, as shell wrappers have
+        p = start("-n", 3, "sh", "-c", f"sleep {mark} & sleep {mark}; true")
+        eventually(lambda m=mark: len([x for x in alive(f"sleep {m}") if x[1].startswith("sleep")]) == 6)
+        p.kill()
+        p.communicate(timeout=20)
+        gone(mark, 2)
+
+
+def test_killed_while_reducing():
+    for _ in range(10):
+        p = start("-n", 3, FROM_ENV, "for-ever")
+        p.stdout.readline()
+        victim = [pid for pid, line in alive(f"{FROM_ENV} for-ever") if line.startswith(FROM_ENV)]
+        assert len(victim) == 3
+        os.kill(victim[1], signal.SIGKILL)
+        err = p.communicate(timeout=20)[1]
+        assert p.returncode == 137 and err.splitlines()[-1].endswith("was killed by SIGKILL"), err
+        gone(f"{FROM_ENV} for-ever", 2)
+    p = start("-n", 3, FROM_ENV, "for-ever")
+    p.stdout.readline()
+    p.kill()
+    p.communicate(timeout=20)
+    gone(f"{FROM_ENV} for-ever", 2)
+
+
+def test_logs():
+    with tempfile.TemporaryDirectory() as d:
+        logs = os.path.join(d, "logs")
+        done = muster("-n", 2, "--log-dir", logs, "sh", "-c", "echo out $RANK; echo err $RANK >&2")
+        assert done.returncode == 0 and done.stdout == "out 0\n" and done.stderr == "err 0\n", done
+        for r in range(2):
+            with open(os.path.join(logs, f"rank-{r}.log"), encoding="utf-8") as f:
+                assert sorted(f.read().splitlines()) == [f"err {r}", f"out {r}"]
+        done = muster("-n", 2, "--log-dir", logs, "sh", "-c", "echo why >&2; exit $RANK")
+        assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("stderr: why"), done
+
+
+def test_restarts():
+    script = ("echo run $RANK $TORCHELASTIC_RESTART_COUNT; if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT -lt 2 ]; "
+              "then exit 9; fi; ")
+    done = muster("-n", 2, "--max-restarts", 3, "sh", "-c", script + f"exec {FROM_ENV}")
+    assert done.returncode == 0, done
+    assert "[1] run 1 2\n" in done.stdout and "run 1 3" not in done.stdout, done.stdout
+    assert "shm 0 of 2 sum 3" in done.stdout
+    assert "rank 1 exited with code 9; starting all 2 ranks again (2 of 3)" in done.stderr, done.stderr
+    done = muster("-n", 2, "--max-restarts", 1, "sh", "-c", script)
+    assert done.returncode == 9, done
+
+
+def test_group_of_the_environment():
+    done = muster("-n", 4, FROM_ENV)
+    assert done.returncode == 0, done
+    assert sorted(re.sub(r"^\[\d\] ", "", x) for x in done.stdout.splitlines()) == \
+        [f"shm {r} of 4 sum 10 context {r} of 4" for r in range(4)], done.stdout
+    assert muster("-n", 3, FROM_ENV, "twice").returncode == 0
+    assert muster("-n", 1, FROM_ENV).stdout == "self 0 of 1 sum 1 context 0 of 1\n"
+    assert program().stdout == "self 0 of 1 sum 1 context 0 of 1\n"
+    # jobs at one time, told apart by MUSTER_JOB
+    jobs = [start("-n", 2, FROM_ENV) for _ in range(6)]
+    for p in jobs:
+        out, err = p.communicate(timeout=60)
+        assert p.returncode == 0 and "sum 3" in out, (out, err)
+    # a whole machine's worth of launchers: each pair has only its own variables
+    for env in ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 29511},
+                {"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 2, "OMPI_COMM_WORLD_LOCAL_SIZE": 2,
+                 "PMIX_NAMESPACE": f"test-{os.getpid()}"},
+                {"PMI_RANK": 0, "PMI_SIZE": 2, "MPI_LOCALNRANKS": 2},
+                {"SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_NUM_NODES": 1,
+                 "SLURM_JOB_ID": os.getpid(), "SLURM_STEP_ID": 0}):
+        rank = next(k for k in env if k.endswith(("RANK", "PROCID")))
+        two = [subprocess.Popen([FROM_ENV], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env=environment(**{**env, rank: r})) for r in range(2)]
+        for r, p in enumerate(two):
+            out, err = p.communicate(timeout=60)
+            assert p.returncode == 0 and out == f"shm {r} of 2 sum 3 context {r} of 2\n", (env, out, err)
+
+
+def test_contradicting_environments():
+    base = {"MASTER_ADDR": "localhost", "MASTER_PORT": 29512}
+    for env, kind, *names in [
+            ({"RANK": 0}, "argument", "RANK", "WORLD_SIZE"), ({"WORLD_SIZE": 2}, "argument", "RANK", "WORLD_SIZE"),
+            ({"RANK": 2, "WORLD_SIZE": 2}, "argument", "RANK is 2", "WORLD_SIZE is 2"),
+            ({"RANK": 0, "WORLD_SIZE": "two"}, "argument", "WORLD_SIZE is `two`"),
+            ({"RANK": "0x", "WORLD_SIZE": 2}, "argument", "RANK is `0x`"),
+            ({"RANK": -1, "WORLD_SIZE": 2}, "argument", "RANK is `-1`"),
+            ({"RANK": 0, "WORLD_SIZE": 0}, "argument", "WORLD_SIZE is `0`"),
+            ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 3}, "argument", "LOCAL_WORLD_SIZE is 3", "WORLD_SIZE is 2"),
+            ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 1}, "argument", "LOCAL_RANK is 1", "RANK is 0"),
+            ({"RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}, "unsupported", "WORLD_SIZE is 4", "LOCAL_WORLD_SIZE",
+             "MPI"),
+            ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": ""}, "argument", "RANK", "WORLD_SIZE", "MASTER_PORT"),
+            ({"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 4, "OMPI_COMM_WORLD_LOCAL_SIZE": 2}, "unsupported",
+             "OMPI_COMM_WORLD_SIZE is 4", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI"),
+            ({"PMI_RANK": 0, "PMI_SIZE": 4}, "unsupported", "MPI_LOCALNRANKS"),
+            ({"SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 4, "SLURM_STEP_NUM_NODES": 2}, "unsupported", "MPI"),
+            ({"MUSTER_TIMEOUT": "soon"}, "argument", "MUSTER_TIMEOUT is `soon`")]:
+        done = program(**{**base, **env})
+        assert done.returncode == 3 and done.stderr.startswith(kind + ": "), (env, done)
+        for n in names:
+            assert n in done.stderr, (env, done.stderr)
+    done = program(RANK=1, WORLD_SIZE=2, MASTER_PORT=29513, MUSTER_TIMEOUT=0.3)
+    assert done.returncode == 3 and done.stderr.startswith("timeout: ") and "rank 0 never came" in done.stderr, done
+
+
+def test_torchrun():
+    if subprocess.run(["/usr/bin/python3", "-c", "import torch.distributed.run"], stderr=subprocess.DEVNULL,
+                      check=False).returncode != 0:
+        print("  skipped: no torch.distributed.run here")
+        return
+    with tempfile.TemporaryDirectory() as d:
+        # -r and -t: torch 1.13's default for them fails on Python 3.11.
+        done = subprocess.run(["/usr/bin/python3", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
+                               "2", "--no_python", "-r", "0:1,1:1", "-t", "0:1,1:1", "--log_dir", d, FROM_ENV], timeout=120,
+                              text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    assert done.returncode == 0, done
+    for r in range(2):
+        assert f"shm {r} of 2 sum 3 context {r} of 2\n" in done.stdout, done.stdout
+
+
+if __name__ == "__main__":
+    for name, test in list(globals().items()):
+        if name.startswith("test_") and (len(sys.argv) < 4 or name in sys.argv[3:]):
+            began = time.monotonic()
+            test()
+            print(f"{name}: ok ({time.monotonic() - began:.1f} s)", flush=True)
