@@ -18,9 +18,6 @@
 
 void mui_scratch_free(mui_scratch *s)
 {
-    if (s->jpeg != NULL) {
-        tjDestroy(s->jpeg);
-    }
     mui_buffer *all[] = {&s->file, &s->decoded, &s->narrow, &s->weights[0], &s->weights[1], &s->out};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         mui_free(s->context, all[i]->data);
@@ -188,19 +185,15 @@ static mu_status decode_jpeg_with(tjhandle jpeg, mui_scratch *s, const uint8_t *
 
 static mu_status decode_jpeg(mui_scratch *s, const uint8_t *file, size_t bytes, mui_image *out, mui_trouble *t)
 {
-    if (s->jpeg == NULL) {
-        s->jpeg = tjInitDecompress();
-        if (s->jpeg == NULL) {
-            return mui_trouble_set(t, MU_ERR_NOMEM, "libturbojpeg cannot start");
-        }
+    /* A decoder of its own for every image: one that was used before remembers tables, with which a file that lacks
+     * its own is then read, and after a failure it may be left in the middle of the bad file. Images must not depend
+     * on those before them. Making one costs microseconds. */
+    tjhandle jpeg = tjInitDecompress();
+    if (jpeg == NULL) {
+        return mui_trouble_set(t, MU_ERR_NOMEM, "libturbojpeg cannot start");
     }
-    mu_status status = decode_jpeg_with(s->jpeg, s, file, bytes, out, t);
-    if (status != MU_OK) {
-        /* After a failure libturbojpeg 2.1 can leave its handle in the middle of the bad file, and the next, good
-         * file would be read as the rest of it. */
-        tjDestroy(s->jpeg);
-        s->jpeg = NULL;
-    }
+    mu_status status = decode_jpeg_with(jpeg, s, file, bytes, out, t);
+    tjDestroy(jpeg);
     return status;
 }
 

@@ -19,7 +19,6 @@ typedef struct mui_buffer {
 /* What one thread needs to read images. Zero-initialise with its context; free with mui_scratch_free. */
 typedef struct mui_scratch {
     mu_context *context;
-    void *jpeg;         /* tjhandle, made at the first JPEG */
     mui_buffer file;    /* the file's bytes */
     mui_buffer decoded; /* (H, W, 3), then (H, W, channels), bytes */
     mui_buffer narrow;  /* between the two passes of resizing */

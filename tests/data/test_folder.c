@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <turbojpeg.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -375,6 +376,52 @@ static void what_follows_a_harmless_warning_is_seen(void **state)
     remove_dir(dir);
 }
 
+/* A JPEG without its own Huffman tables must not be read with those of the image before it. */
+static void images_do_not_depend_on_earlier_ones(void **state)
+{
+    (void)state;
+    char dir[64];
+    make_dir(dir);
+    const char *path = strdup(in_dir(dir, "x.jpg"));
+    size_t bytes = 0;
+    unsigned long other_bytes = 0;
+    put_jpeg(path, 60, 50, 1);
+    uint8_t *bare = slurp(path, &bytes);
+    for (size_t i = 2; i + 3 < bytes && bare[i + 1] != 0xda;) {
+        size_t length = 2 + ((size_t)bare[i + 2] << 8 | bare[i + 3]);
+        if (bare[i + 1] == 0xc4) { /* a Huffman table: taken out */
+            memmove(bare + i, bare + i + length, bytes - i - length);
+            bytes -= length;
+        } else {
+            i += length;
+        }
+    }
+    /* The image before it is progressive, so its tables are made to measure. */
+    uint8_t *p = picture(60, 50, 2), *other = NULL;
+    tjhandle h = tjInitCompress();
+    assert_int_equal(
+        tjCompress2(h, p, 60, 0, 50, TJPF_RGB, &other, &other_bytes, TJSAMP_420, 50, TJFLAG_PROGRESSIVE), 0);
+    tjDestroy(h);
+    free(p);
+    mu_context *c = quiet();
+    mui_scratch fresh = {.context = c}, used = {.context = c};
+    mui_trouble t = {MU_OK, ""};
+    mui_image a = {NULL, 0, 0, 0}, b = {NULL, 0, 0, 0};
+    mu_status first = mui_image_decode(&fresh, bare, bytes, 3, &a, &t);
+    assert_int_equal(mui_image_decode(&used, other, other_bytes, 3, &b, &t), MU_OK);
+    assert_int_equal(mui_image_decode(&used, bare, bytes, 3, &b, &t), first);
+    if (first == MU_OK) {
+        assert_memory_equal(a.data, b.data, 60 * 50 * 3);
+    }
+    mui_scratch_free(&fresh);
+    mui_scratch_free(&used);
+    mu_context_close(c);
+    free(bare);
+    tjFree(other);
+    free((char *)path);
+    remove_dir(dir);
+}
+
 /* PNG headers with a right checksum and a wrong size. */
 static void hostile_png_headers_are_refused(void **state)
 {
@@ -500,6 +547,7 @@ int main(void)
         cmocka_unit_test(resizing_keeps_what_it_should),
         cmocka_unit_test(bad_images_are_refused),
         cmocka_unit_test(what_follows_a_harmless_warning_is_seen),
+        cmocka_unit_test(images_do_not_depend_on_earlier_ones),
         cmocka_unit_test(hostile_png_headers_are_refused),
         cmocka_unit_test(a_bad_image_stops_or_is_left_out),
     };
