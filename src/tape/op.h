@@ -85,6 +85,10 @@ mu_tensor *mui_op_fail(mu_tape *t, mu_status s, const char *op, const char *form
 /* A fresh (key, stream) for a random op: from seed, rank, step and the op's position in the step. */
 void mui_tape_draw(mu_tape *t, uint64_t *key, uint64_t *stream);
 
+/* Operations that are not public. x (N, C, H, W) -> (N, before + C + after, ceil(H/step), ceil(W/step)): every step-th row
+ * and column, between that many channels of zeros. */
+mu_tensor *mui_subsample_pad(mu_tape *t, mu_tensor *x, int64_t step, int64_t before, int64_t after);
+
 /* -- for backward functions ------------------------------------------------------------------------------------- */
 bool mui_wants_grad(const mui_backward *b, const mui_node *n, int input);
 /* Gradient of the node's output in `layout` (converted if need be); valid during the call. */

@@ -10,7 +10,7 @@ extern const mui_op mui_op_relu, mui_op_leaky_relu, mui_op_sigmoid, mui_op_tanh,
 extern const mui_op mui_op_scale, mui_op_dropout, mui_op_detach;
 extern const mui_op mui_op_add, mui_op_sub, mui_op_mul, mui_op_add_relu;
 extern const mui_op mui_op_max_pool2d, mui_op_avg_pool2d;
-extern const mui_op mui_op_reshape, mui_op_permute, mui_op_narrow, mui_op_concat;
+extern const mui_op mui_op_reshape, mui_op_permute, mui_op_narrow, mui_op_concat, mui_op_subsample;
 extern const mui_op mui_op_sum, mui_op_mean, mui_op_softmax, mui_op_log_softmax;
 extern const mui_op mui_op_cross_entropy, mui_op_mse_loss, mui_op_bce_with_logits;
 

@@ -1,0 +1,353 @@
+/* Making optimisers, following the tree, and the step: a loop over runs of neighbouring slices. */
+#include "optim/optimizer_impl.h"
+#include "base/alloc.h"
+#include "base/glob.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int mui_optimizer_states(const mu_optimizer *o)
+{
+    if (o->kind != MUI_OPTIMIZER_SGD) {
+        return 2;
+    }
+    return o->momentum != 0 ? 1 : 0;
+}
+
+/* -- making and freeing ----------------------------------------------------------------------------------------- */
+static void destroy(void *object)
+{
+    mu_optimizer *o = object;
+    mui_store *s = o->source->built(o->source);
+    for (int i = 0; s != NULL && i < MUI_OPTIMIZER_MAX_STATES; i++) {
+        if (o->slabs[i] != NULL) {
+            mui_store_remove_slab(s, o->slabs[i]);
+        }
+    }
+    o->source->users--;
+    for (size_t i = 0; i < o->group_count; i++) {
+        mui_free(o->context, o->groups[i].pattern);
+    }
+    mui_free(o->context, o->groups);
+    mui_free(o->context, o->progress);
+    mui_free(o->context, o->ours);
+    mui_free(o->context, o);
+}
+
+void mu_optimizer_free(mu_optimizer *o)
+{
+    if (o != NULL) {
+        mui_context_disown(o->context, o);
+        destroy(o);
+    }
+}
+
+static bool at_least_zero(float v)
+{
+    return isfinite(v) && v >= 0;
+}
+
+/* From a template with everything but the memory set. */
+static mu_optimizer *make(mu_module *root, const mu_optimizer *settings, float weight_decay)
+{
+    mui_source *source = (mui_source *)root;
+    mu_context *c = source->context;
+    if (mui_failed(c)) {
+        return NULL;
+    }
+    mu_optimizer *o = mui_alloc(c, sizeof(*o));
+    if (o == NULL) {
+        return NULL;
+    }
+    *o = *settings;
+    o->context = c;
+    o->source = source;
+    source->users++;
+    if (!MUI_GROW(c, o->groups, o->group_count, o->group_capacity)) {
+        destroy(o);
+        return NULL;
+    }
+    o->groups[o->group_count++] = (mui_group_setting){.lr_factor = 1, .weight_decay = weight_decay};
+    /* Before modules and their stores, whichever was made first. */
+    if (mui_context_own(c, o, destroy, MUI_OWN_FIRST) != MU_OK) {
+        return NULL;
+    }
+    if (mui_optimizer_follow(o) == NULL) {
+        mu_optimizer_free(o);
+        return NULL;
+    }
+    return o;
+}
+
+mu_optimizer *mu_sgd(mu_module *root, float lr, const mu_sgd_options *options)
+{
+    if (root == NULL) {
+        return NULL;
+    }
+    mu_sgd_options s = options != NULL ? *options : (mu_sgd_options){0};
+    if (!at_least_zero(lr) || !at_least_zero(s.momentum) || !isfinite(s.dampening) || !at_least_zero(s.weight_decay)) {
+        mui_fail(((mui_source *)root)->context, MU_ERR_ARG,
+                 "sgd: lr %g, momentum %g, dampening %g, weight decay %g; they must be finite and not negative",
+                 (double)lr, (double)s.momentum, (double)s.dampening, (double)s.weight_decay);
+        return NULL;
+    }
+    if (s.nesterov && (s.momentum <= 0 || s.dampening != 0)) {
+        mui_fail(((mui_source *)root)->context, MU_ERR_ARG,
+                 "sgd: Nesterov needs a momentum and no dampening; they are %g and %g", (double)s.momentum,
+                 (double)s.dampening);
+        return NULL;
+    }
+    return make(root,
+                &(mu_optimizer){.kind = MUI_OPTIMIZER_SGD,
+                                .lr = lr,
+                                .momentum = s.momentum,
+                                .dampening = s.dampening,
+                                .nesterov = s.nesterov},
+                s.weight_decay);
+}
+
+static mu_optimizer *make_adam(mu_module *root, float lr, const mu_adam_options *options, mui_optimizer_kind kind)
+{
+    if (root == NULL) {
+        return NULL;
+    }
+    mu_adam_options a = options != NULL ? *options : (mu_adam_options){0};
+    a.beta1 = a.beta1 != 0 ? a.beta1 : 0.9f;
+    a.beta2 = a.beta2 != 0 ? a.beta2 : 0.999f;
+    a.eps = a.eps != 0 ? a.eps : 1e-8f;
+    if (kind == MUI_OPTIMIZER_ADAMW) {
+        a.weight_decay = a.weight_decay == 0 ? 0.01f : a.weight_decay < 0 ? 0.0f : a.weight_decay;
+    }
+    if (!at_least_zero(lr) || !(a.beta1 >= 0 && a.beta1 < 1) || !(a.beta2 >= 0 && a.beta2 < 1) ||
+        !at_least_zero(a.eps) || !at_least_zero(a.weight_decay)) {
+        mui_fail(((mui_source *)root)->context, MU_ERR_ARG,
+                 "adam: lr %g, betas %g and %g, eps %g, weight decay %g; betas must be in [0, 1), the others finite and "
+                 "not negative",
+                 (double)lr, (double)a.beta1, (double)a.beta2, (double)a.eps, (double)a.weight_decay);
+        return NULL;
+    }
+    return make(root, &(mu_optimizer){.kind = kind, .lr = lr, .beta1 = a.beta1, .beta2 = a.beta2, .eps = a.eps},
+                a.weight_decay);
+}
+
+mu_optimizer *mu_adam(mu_module *root, float lr, const mu_adam_options *options)
+{
+    return make_adam(root, lr, options, MUI_OPTIMIZER_ADAM);
+}
+
+mu_optimizer *mu_adamw(mu_module *root, float lr, const mu_adam_options *options)
+{
+    return make_adam(root, lr, options, MUI_OPTIMIZER_ADAMW);
+}
+
+/* -- following the tree ----------------------------------------------------------------------------------------- */
+static int group_of(const mu_optimizer *o, const mu_parameter *p)
+{
+    for (size_t g = o->group_count; g-- > 1;) {
+        if (mui_glob_match(o->groups[g].pattern, p->name)) {
+            return (int)g; /* the last that matches */
+        }
+    }
+    return 0;
+}
+
+static int by_id(const void *a, const void *b)
+{
+    const mui_progress *x = a, *y = b;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* Fills fresh and ours for the store's parameters; what o knows of them is carried over. */
+static void carry_over(mu_optimizer *o, mui_store *s, mui_progress *fresh, int64_t *ours, int64_t *ours_count)
+{
+    /* The old array is of no other use any more, so it may as well be sorted in place. */
+    if (o->count > 0) {
+        qsort(o->progress, (size_t)o->count, sizeof(*o->progress), by_id);
+    }
+    *ours_count = 0;
+    for (int64_t i = 0; i < s->count; i++) {
+        mu_parameter *p = s->parameters[i];
+        mui_progress key = {.id = p->id};
+        mui_progress *known =
+            o->count > 0 ? bsearch(&key, o->progress, (size_t)o->count, sizeof(key), by_id) : NULL;
+        fresh[i] = known != NULL ? *known : key;
+        fresh[i].group = group_of(o, p);
+        fresh[i].ours = o->source->contains(o->source, p);
+        if (fresh[i].ours) {
+            ours[(*ours_count)++] = i;
+        }
+    }
+}
+
+mui_store *mui_optimizer_follow(mu_optimizer *o)
+{
+    mu_context *c = o->context;
+    mui_store *s = o->source->store(o->source);
+    if (s == NULL || (s == o->store && s->version == o->store_version && s->layout_hash == o->store_hash)) {
+        return s;
+    }
+    for (int i = 0; i < mui_optimizer_states(o); i++) {
+        if (o->slabs[i] == NULL) {
+            o->slabs[i] = mui_store_add_slab(s);
+            if (o->slabs[i] == NULL) {
+                return NULL;
+            }
+        }
+    }
+    mui_progress *fresh = mui_calloc(c, (size_t)s->count + 1, sizeof(*fresh));
+    int64_t *ours = mui_calloc(c, (size_t)s->count + 1, sizeof(*ours));
+    if (fresh == NULL || ours == NULL) {
+        mui_free(c, fresh);
+        mui_free(c, ours);
+        return NULL;
+    }
+    carry_over(o, s, fresh, ours, &o->ours_count);
+    mui_free(c, o->progress);
+    mui_free(c, o->ours);
+    o->progress = fresh;
+    o->ours = ours;
+    o->count = s->count;
+    o->store = s;
+    o->store_version = s->version;
+    o->store_hash = s->layout_hash;
+    return s;
+}
+
+mu_status mu_optimizer_add_group(mu_optimizer *o, const mu_param_group *group)
+{
+    if (o == NULL) {
+        return mui_fail(NULL, MU_ERR_ARG, "parameter group: the optimiser is NULL");
+    }
+    mu_context *c = o->context;
+    if (group == NULL || group->pattern == NULL || isnan(group->lr_factor) || isnan(group->weight_decay)) {
+        return mui_fail(c, MU_ERR_ARG, "parameter group: it needs a pattern, and numbers");
+    }
+    mui_store *s = mui_optimizer_follow(o);
+    if (s == NULL) {
+        return mu_context_status(c);
+    }
+    bool found = false;
+    for (int64_t i = 0; i < o->ours_count && !found; i++) {
+        found = mui_glob_match(group->pattern, s->parameters[o->ours[i]]->name);
+    }
+    if (!found) {
+        return mui_fail(c, MU_ERR_ARG, "parameter group: no parameter matches \"%s\"", group->pattern);
+    }
+    char *pattern = mui_strdup(c, group->pattern);
+    if (pattern == NULL || !MUI_GROW(c, o->groups, o->group_count, o->group_capacity)) {
+        mui_free(c, pattern);
+        return MU_ERR_NOMEM;
+    }
+    float decay = o->groups[0].weight_decay;
+    o->groups[o->group_count++] = (mui_group_setting){
+        .pattern = pattern,
+        .lr_factor = group->lr_factor == 0 ? 1.0f : group->lr_factor < 0 ? 0.0f : group->lr_factor,
+        .weight_decay = group->weight_decay == 0 ? decay : group->weight_decay < 0 ? 0.0f : group->weight_decay};
+    for (int64_t i = 0; i < s->count; i++) {
+        o->progress[i].group = group_of(o, s->parameters[i]);
+    }
+    return MU_OK;
+}
+
+/* -- the step --------------------------------------------------------------------------------------------------- */
+/* Neighbouring slices that are updated alike. */
+typedef struct run {
+    size_t offset, floats;
+    int group;
+    bool first;     /* no state yet */
+    int64_t step;   /* Adam: of each parameter in the run */
+} run;
+
+static void update(const mu_optimizer *o, mui_store *s, const run *r)
+{
+    const mui_group_setting *g = &o->groups[r->group];
+    int64_t n = (int64_t)r->floats;
+    float *w = s->values + r->offset;
+    const float *grad = s->grads + r->offset;
+    float *first = o->slabs[0] != NULL ? o->slabs[0]->data + r->offset : NULL;
+    if (o->kind == MUI_OPTIMIZER_SGD) {
+        mui_sgd_update(n, w, grad, first,
+                       &(mui_sgd_args){.lr = o->lr * g->lr_factor,
+                                       .momentum = o->momentum,
+                                       .dampening = o->dampening,
+                                       .weight_decay = g->weight_decay,
+                                       .nesterov = o->nesterov,
+                                       .first = r->first});
+        return;
+    }
+    mui_adam_update(n, w, grad, first, o->slabs[1]->data + r->offset,
+                    &(mui_adam_args){.lr = o->lr * g->lr_factor,
+                                     .beta1 = o->beta1,
+                                     .beta2 = o->beta2,
+                                     .eps = o->eps,
+                                     .weight_decay = g->weight_decay,
+                                     .decoupled = o->kind == MUI_OPTIMIZER_ADAMW,
+                                     .step = r->step});
+}
+
+mu_status mu_optimizer_step(mu_optimizer *o)
+{
+    if (o == NULL) {
+        return mui_fail(NULL, MU_ERR_ARG, "optimiser step: the optimiser is NULL");
+    }
+    if (mui_failed(o->context)) {
+        return mu_context_status(o->context);
+    }
+    mui_store *s = mui_optimizer_follow(o);
+    if (s == NULL) {
+        return mu_context_status(o->context);
+    }
+    run r = {0};
+    for (int64_t i = 0; i < s->count; i++) {
+        int64_t index = s->order[i];
+        mu_parameter *p = s->parameters[index];
+        mui_progress *q = &o->progress[index];
+        if (!q->ours || p->frozen || p->grad_state == MUI_GRAD_NONE) {
+            continue;
+        }
+        q->step++;
+        bool alike = r.floats > 0 && r.offset + r.floats == p->offset && r.group == q->group &&
+                     r.first == !q->has_state && (o->kind == MUI_OPTIMIZER_SGD || r.step == q->step);
+        if (!alike) {
+            if (r.floats > 0) {
+                update(o, s, &r);
+            }
+            r = (run){.offset = p->offset, .group = q->group, .first = !q->has_state, .step = q->step};
+        }
+        r.floats += p->capacity;
+        q->has_state = true;
+        if (!o->keep_grad) {
+            p->grad_state = MUI_GRAD_NONE;
+        }
+    }
+    if (r.floats > 0) {
+        update(o, s, &r);
+    }
+    o->steps++;
+    return MU_OK;
+}
+
+void mu_optimizer_keep_grad(mu_optimizer *o, bool keep)
+{
+    if (o != NULL) {
+        o->keep_grad = keep;
+    }
+}
+
+void mu_optimizer_set_lr(mu_optimizer *o, float lr)
+{
+    if (o != NULL) {
+        o->lr = lr;
+    }
+}
+
+float mu_optimizer_lr(const mu_optimizer *o)
+{
+    return o != NULL ? o->lr : 0;
+}
+
+int64_t mu_optimizer_steps(const mu_optimizer *o)
+{
+    return o != NULL ? o->steps : 0;
+}

@@ -1,0 +1,46 @@
+/* The optimiser's struct, for the files of this floor. */
+#ifndef MUI_OPTIMIZER_IMPL_H
+#define MUI_OPTIMIZER_IMPL_H
+
+#include "optim/optimizer.h"
+
+#define MUI_OPTIMIZER_MAX_STATES 2
+
+typedef struct mui_group_setting {
+    char *pattern;      /* NULL: the default group */
+    float lr_factor, weight_decay; /* resolved: what the options' special values stand for */
+} mui_group_setting;
+
+/* What the optimiser remembers of a parameter. Kept by identity over changes of the tree. */
+typedef struct mui_progress {
+    uint64_t id;
+    int64_t step;       /* updates so far */
+    int group;
+    bool has_state;     /* the state slabs mean something */
+    bool ours;          /* in the module the optimiser was made for */
+} mui_progress;
+
+struct mu_optimizer {
+    mu_context *context;
+    mui_source *source;
+    mui_optimizer_kind kind;
+    float lr;
+    float momentum, dampening; /* SGD */
+    bool nesterov;
+    float beta1, beta2, eps;   /* Adam */
+    mui_group_setting *groups; /* at least the default one */
+    size_t group_count, group_capacity;
+    mui_slab *slabs[MUI_OPTIMIZER_MAX_STATES];
+    const mui_store *store;    /* that progress is about; only compared */
+    uint64_t store_version, store_hash;
+    mui_progress *progress;    /* by index in the store */
+    int64_t count, ours_count;
+    int64_t *ours;             /* store indices of our parameters, in registration order */
+    int64_t steps;
+    bool keep_grad;
+};
+
+/* The up-to-date store, with progress and slabs in step with it. NULL on failure. */
+mui_store *mui_optimizer_follow(mu_optimizer *o);
+
+#endif

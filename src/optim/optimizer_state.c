@@ -1,0 +1,103 @@
+/* The optimiser as io sees it. */
+#include "optim/optimizer_impl.h"
+
+#include <string.h>
+
+mui_optimizer_kind mui_optimizer_kind_of(const mu_optimizer *o)
+{
+    return o->kind;
+}
+
+mu_context *mui_optimizer_context(const mu_optimizer *o)
+{
+    return o->context;
+}
+
+int mui_optimizer_groups(const mu_optimizer *o)
+{
+    return (int)o->group_count;
+}
+
+mui_optimizer_group mui_optimizer_get_group(const mu_optimizer *o, int group)
+{
+    const mui_group_setting *g = &o->groups[group];
+    return (mui_optimizer_group){.pattern = g->pattern,
+                                 .lr = o->lr * g->lr_factor,
+                                 .weight_decay = g->weight_decay,
+                                 .momentum = o->momentum,
+                                 .dampening = o->dampening,
+                                 .nesterov = o->nesterov,
+                                 .beta1 = o->beta1,
+                                 .beta2 = o->beta2,
+                                 .eps = o->eps};
+}
+
+int64_t mui_optimizer_count(mu_optimizer *o)
+{
+    return mui_optimizer_follow(o) != NULL ? o->ours_count : -1;
+}
+
+static mu_parameter *parameter_at(const mu_optimizer *o, int64_t i)
+{
+    return o->source->built(o->source)->parameters[o->ours[i]];
+}
+
+mui_optimizer_entry mui_optimizer_get(mu_optimizer *o, int64_t i)
+{
+    const mui_progress *q = &o->progress[o->ours[i]];
+    return (mui_optimizer_entry){
+        .parameter = parameter_at(o, i), .group = q->group, .has_state = q->has_state, .step = q->step};
+}
+
+const char *mui_optimizer_state_name(const mu_optimizer *o, int state)
+{
+    if (o->kind == MUI_OPTIMIZER_SGD) {
+        return "momentum_buffer";
+    }
+    return state == 0 ? "exp_avg" : "exp_avg_sq";
+}
+
+/* A tensor header over the parameter's slice of a state slab: same shape, same layout. */
+static mu_status slice(mu_optimizer *o, int64_t i, int state, int64_t elements, mu_tensor *out)
+{
+    mu_parameter *p = parameter_at(o, i);
+    if (state < 0 || state >= mui_optimizer_states(o) || elements != mui_dims_elements(p->value.dims)) {
+        return mui_fail(o->context, MU_ERR_ARG, "optimiser state %d of %s, %lld elements: there is none of that size",
+                        state, p->name, (long long)elements);
+    }
+    *out = p->value;
+    out->parameter = NULL;
+    out->requires_grad = false;
+    out->data = (char *)(o->slabs[state]->data + p->offset);
+    return MU_OK;
+}
+
+mu_status mui_optimizer_read_state(mu_optimizer *o, int64_t i, int state, float *out, int64_t elements)
+{
+    mu_tensor t;
+    mu_status s = slice(o, i, state, elements, &t);
+    return s != MU_OK ? s : mui_tensor_get_raw(&t, out, (size_t)elements * sizeof(float));
+}
+
+mu_status mui_optimizer_write_state(mu_optimizer *o, int64_t i, int state, const float *in, int64_t elements)
+{
+    mu_tensor t;
+    mu_status s = slice(o, i, state, elements, &t);
+    return s != MU_OK ? s : mui_tensor_set_raw(&t, in, (size_t)elements * sizeof(float));
+}
+
+void mui_optimizer_set_progress(mu_optimizer *o, int64_t i, bool has_state, int64_t step)
+{
+    mui_progress *q = &o->progress[o->ours[i]];
+    q->has_state = has_state;
+    q->step = has_state ? step : 0;
+    const mu_parameter *p = parameter_at(o, i);
+    for (int k = 0; !has_state && k < mui_optimizer_states(o); k++) {
+        memset(o->slabs[k]->data + p->offset, 0, p->capacity * sizeof(float));
+    }
+}
+
+void mui_optimizer_set_steps(mu_optimizer *o, int64_t steps)
+{
+    o->steps = steps;
+}
