@@ -684,6 +684,7 @@ static int prepare(launch *l)
     sigaddset(&set, SIGHUP);
     sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGCHLD, SIG_DFL); /* ignored by whoever started us, it would not come */
     l->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (l->signals < 0 || !start_guard(l)) {
         return cli_fail("run", CLI_FAILED, "cannot start: %s", strerror(errno));

@@ -31,9 +31,10 @@ typedef struct mu_group_options {
 
 /* A group of one. Owned by the context, as all groups. */
 MU_API mu_group *mu_group_self(mu_context *c);
-/* The group this process was started in. RANK and WORLD_SIZE (muster run, torchrun) with all ranks on this machine:
- * shared memory; nothing set: a group of one. Contradicting or incomplete variables: MU_ERR_ARG naming them. Blocks
- * until all ranks have come. Collective over the processes. */
+/* The group this process was started in. RANK and WORLD_SIZE (muster run, torchrun), or else what Open MPI, MPICH or
+ * srun set, with all ranks on this machine: shared memory; nothing set: a group of one. Contradicting or incomplete
+ * variables: MU_ERR_ARG naming them; ranks on several machines: MU_ERR_UNSUPPORTED. Blocks until all ranks have come.
+ * Collective over the processes. */
 MU_API mu_group *mu_group_from_env(mu_context *c);
 MU_API mu_group *mu_group_from_env_with(mu_context *c, const mu_group_options *options);
 /* Ranks as processes of one machine that agree on a name (1 to 64 of [A-Za-z0-9._-]) and on their numbers. Blocks
@@ -77,7 +78,8 @@ MU_API mu_status mu_barrier(mu_group *g) MU_MUST_USE;
 /* Non-blocking form: data must stay untouched until the request is done. Requests complete in the order they were
  * started. Progress is made inside start, test and wait only. NULL on error. */
 MU_API mu_request *mu_all_reduce_start(mu_group *g, void *data, int64_t count, mu_dtype type, mu_reduce_op op);
-/* *done tells whether it is complete. A completed or failed request is freed by the call that reported it. */
+/* *done tells whether it is complete, or has failed. A completed or failed request is freed by the call that reported
+ * it; one that is never waited for goes when the group closes. */
 MU_API mu_status mu_request_test(mu_request *r, bool *done) MU_MUST_USE;
 MU_API mu_status mu_request_wait(mu_request *r) MU_MUST_USE;
 

@@ -41,6 +41,75 @@ static void heap(void **state)
     assert_int_equal(run_threads(3, body_heap, NULL, NULL, true), 0);
 }
 
+/* -- the warning ------------------------------------------------------------------------------------------------- */
+typedef struct heard {
+    int warnings;
+    char text[1024];
+} heard;
+
+static void listen(void *user, mu_log_level level, const char *message)
+{
+    heard *h = user;
+    if (level == MU_LOG_WARN) {
+        h->warnings++;
+        snprintf(h->text, sizeof(h->text), "%s", message);
+    }
+}
+
+static void *late_rank(void *world)
+{
+    mu_context *c = quiet_context();
+    mu_group *g = mu_group_threads(c, world, 1);
+    mu_group_set_phase(g, "loading the data");
+    CHECK(mu_barrier(g) == MU_OK, "barrier");
+    nanosleep(&(struct timespec){.tv_nsec = 700000000}, NULL);
+    CHECK(mu_barrier(g) == MU_OK, "barrier");
+    mu_context_close(c);
+    return NULL;
+}
+
+static void a_long_wait_is_logged_once(void **state)
+{
+    (void)state;
+    heard h = {0};
+    mu_thread_world *w = mu_thread_world_new(2, &(mu_group_options){.warn_seconds = 0.2, .timeout_seconds = 60});
+    mu_context *c = mu_context_open(&(mu_context_options){.log = listen, .log_user = &h});
+    mu_group *g = mu_group_threads(c, w, 0);
+    pthread_t other;
+    assert_int_equal(pthread_create(&other, NULL, late_rank, w), 0);
+    assert_int_equal(mu_barrier(g), MU_OK);
+    int before = h.warnings; /* the thread itself may start late on a busy machine */
+    assert_int_equal(mu_barrier(g), MU_OK);
+    assert_int_equal(h.warnings, before + 1);
+    assert_non_null(strstr(h.text, "at a barrier: missing rank 1 (after 1 calls, last seen in `loading the data`)"));
+    pthread_join(other, NULL);
+    assert_int_equal(mu_context_close(c), MU_OK);
+    mu_thread_world_free(w);
+}
+
+/* A world's ranks are taken once, and by number. */
+static void joining_a_world(void **state)
+{
+    (void)state;
+    assert_null(mu_thread_world_new(0, NULL));
+    assert_null(mu_thread_world_new(100000, NULL));
+    mu_thread_world *w = mu_thread_world_new(2, &(mu_group_options){.timeout_seconds = 0.2});
+    mu_context *c = quiet_context();
+    assert_null(mu_group_threads(c, w, 2));
+    assert_int_equal(mu_context_status(c), MU_ERR_ARG);
+    mu_context_clear(c);
+    mu_group *g = mu_group_threads(c, w, 0);
+    assert_string_equal(mu_group_kind(g), "threads");
+    assert_int_equal(mu_group_shard(g).size, 2);
+    assert_null(mu_group_threads(c, w, 0));
+    assert_int_equal(mu_context_status(c), MU_ERR_ARG);
+    mu_context_clear(c);
+    assert_int_equal(mu_barrier(g), MU_ERR_TIMEOUT);
+    assert_non_null(strstr(mu_context_message(c), "missing rank 1 (never joined)"));
+    assert_int_equal(mu_context_close(c), MU_ERR_TIMEOUT);
+    mu_thread_world_free(w);
+}
+
 static void alone(void **state)
 {
     (void)state;
@@ -72,6 +141,8 @@ int main(void)
         cmocka_unit_test(other_collectives),
         cmocka_unit_test(heap),
         cmocka_unit_test(failures_are_the_same_everywhere),
+        cmocka_unit_test(a_long_wait_is_logged_once),
+        cmocka_unit_test(joining_a_world),
         cmocka_unit_test(alone),
     };
     return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
