@@ -132,7 +132,7 @@ static mui_md keep_md(mui_engine *e, dnnl_memory_desc_t md)
     return own(e, md, MUI_OBJECT_MD) ? md : NULL;
 }
 
-static mui_md md_with_tag(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag)
+mui_md mui_md_tagged(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag)
 {
     dnnl_memory_desc_t md = NULL;
     dnnl_status_t s = dnnl_memory_desc_create_with_tag(&md, ndims, dims, dnnl_f32, tag);
@@ -189,7 +189,7 @@ static mui_md copy_md(mui_engine *e, mui_md md)
     return copy;
 }
 
-static mui_md md_with_tag(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag)
+mui_md mui_md_tagged(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag)
 {
     dnnl_memory_desc_t md;
     dnnl_status_t s = dnnl_memory_desc_init_by_tag(&md, ndims, dims, dnnl_f32, tag);
@@ -223,14 +223,14 @@ mui_md_info mui_md_query(mui_md md)
 
 mui_md mui_md_any(mui_engine *e, int ndims, const int64_t *dims)
 {
-    return md_with_tag(e, ndims, dims, dnnl_format_tag_any);
+    return mui_md_tagged(e, ndims, dims, dnnl_format_tag_any);
 }
 
 mui_md mui_md_plain(mui_engine *e, int ndims, const int64_t *dims)
 {
     static const dnnl_format_tag_t tags[] = {dnnl_format_tag_undef, dnnl_a,    dnnl_ab,    dnnl_abc,
                                              dnnl_abcd,             dnnl_abcde, dnnl_abcdef};
-    return md_with_tag(e, ndims, dims, tags[ndims]);
+    return mui_md_tagged(e, ndims, dims, tags[ndims]);
 }
 
 size_t mui_md_bytes(mui_md md)

@@ -52,6 +52,7 @@ typedef struct mui_md_info {
     size_t bytes;
     bool blocked; /* false: an opaque form, only oneDNN's own */
 } mui_md_info;
+mui_md mui_md_tagged(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag);
 mui_md mui_md_any(mui_engine *e, int ndims, const int64_t *dims);
 mui_md mui_md_plain(mui_engine *e, int ndims, const int64_t *dims); /* row-major */
 size_t mui_md_bytes(mui_md md);

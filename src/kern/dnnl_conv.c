@@ -17,6 +17,7 @@ typedef struct dnnl_conv {
     mui_conv2d_impl base;
     dnnl_primitive_desc_t forward_pd; /* hint for the backward ones */
     dnnl_alg_kind_t algorithm;
+    mui_md x, y, stored; /* as forward has them; a layout of 1x1 maps is plain too, but plain would choose slow code */
     conv_pass pass[3]; /* by mui_conv_pass; exec NULL: not made yet */
     const mui_conv2d_impl *reference; /* serves a direction that oneDNN lacks; NULL until needed */
     size_t stored_bytes;              /* of the weight */
@@ -114,8 +115,9 @@ static bool make_forward(mui_engine *e, dnnl_conv *c, mui_md stored)
     const mui_conv2d_shape *s = &c->base.plan.shape;
     conv_pass *p = &c->pass[MUI_CONV_FORWARD];
     dnnl_primitive_desc_t pd = c->forward_pd;
-    mui_md x = mui_pd_md(e, pd, dnnl_query_src_md), y = mui_pd_md(e, pd, dnnl_query_dst_md);
+    mui_md x = c->x = mui_pd_md(e, pd, dnnl_query_src_md), y = c->y = mui_pd_md(e, pd, dnnl_query_dst_md);
     mui_md w = mui_pd_md(e, pd, dnnl_query_weights_md), b = NULL;
+    c->stored = stored;
     if (x == NULL || y == NULL || w == NULL || !mui_dnnl_layout(e, x, &c->base.plan.x) ||
         !mui_dnnl_layout(e, y, &c->base.plan.y) || !weight_reorder(e, stored, w, &p->weight_reorder)) {
         return false;
@@ -157,32 +159,16 @@ static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const float *x
 }
 
 /* -- backward --------------------------------------------------------------------------------------------------- */
-static mui_md x_md(mui_engine *e, const mui_conv2d_plan *p)
-{
-    return mui_dnnl_md(e, 4, (const int64_t[]){p->shape.n, p->shape.ic, p->shape.ih, p->shape.iw}, p->x);
-}
-
-static mui_md y_md(mui_engine *e, const mui_conv2d_plan *p)
-{
-    return mui_dnnl_md(e, 4, (const int64_t[]){p->shape.n, p->shape.oc, p->shape.oh, p->shape.ow}, p->y);
-}
-
-static mui_md stored_md(mui_engine *e, const mui_conv2d_plan *p)
-{
-    conv_dims d = dims_of(&p->shape);
-    return mui_dnnl_md(e, d.w_ndims, d.w, p->w);
-}
-
 /* The best primitive of a backward direction: first on the plan's own layouts with the stored weight, then with any
  * weight, then with any of all. Winograd falls back to direct inside each. */
 static mu_status choose_backward(mui_engine *e, dnnl_conv *c, mui_conv_pass pass, dnnl_primitive_desc_t *pd)
 {
     const mui_conv2d_plan *p = &c->base.plan;
     conv_dims d = dims_of(&p->shape);
-    mui_md x = x_md(e, p), y = y_md(e, p), w = stored_md(e, p), any_x = mui_md_any(e, 4, d.x),
+    mui_md x = c->x, y = c->y, w = c->stored, any_x = mui_md_any(e, 4, d.x),
            any_y = mui_md_any(e, 4, d.y), any_w = mui_md_any(e, d.w_ndims, d.w);
     mui_md b = pass == MUI_CONV_BACKWARD_WEIGHTS && p->shape.bias ? mui_md_plain(e, 1, d.b) : NULL;
-    if (x == NULL || y == NULL || w == NULL || any_x == NULL || any_y == NULL || any_w == NULL) {
+    if (any_x == NULL || any_y == NULL || any_w == NULL) {
         return MU_ERR_DEVICE;
     }
     const mui_md tries[3][3] = {{x, w, y}, {x, any_w, y}, {any_x, any_w, any_y}};
@@ -227,9 +213,8 @@ static mu_status make_backward(mui_engine *e, dnnl_conv *c, mui_conv_pass which)
     conv_pass *p = &c->pass[which];
     mui_md x = mui_pd_md(e, pd, data ? dnnl_query_diff_src_md : dnnl_query_src_md);
     mui_md w = mui_pd_md(e, pd, data ? dnnl_query_weights_md : dnnl_query_diff_weights_md);
-    mui_md y = mui_pd_md(e, pd, dnnl_query_diff_dst_md), stored = stored_md(e, &c->base.plan);
-    mui_md plan_x = x_md(e, &c->base.plan), plan_y = y_md(e, &c->base.plan), b = NULL;
-    if (x == NULL || w == NULL || y == NULL || stored == NULL || plan_x == NULL || plan_y == NULL) {
+    mui_md y = mui_pd_md(e, pd, dnnl_query_diff_dst_md), stored = c->stored, plan_x = c->x, plan_y = c->y, b = NULL;
+    if (x == NULL || w == NULL || y == NULL) {
         return MU_ERR_DEVICE;
     }
     if (!weight_reorder(e, data ? stored : w, data ? w : stored, &p->weight_reorder) ||

@@ -113,6 +113,24 @@ static void write_name(const mui_md_info *md, char *name, size_t bytes)
     }
 }
 
+/* Of two descriptors for one placement, the blocked one has the faster primitives: with 16 channels, channels-last says
+ * the same as blocks of 16. NULL on failure. */
+static mui_md blocked_form(mui_engine *e, mui_md md, const mui_md_info *info)
+{
+    static const dnnl_format_tag_t tags[] = {dnnl_aBcd16b, dnnl_aBcd8b};
+    for (int i = 0; i < 2 && info->ndims == 4; i++) {
+        mui_md other = mui_md_tagged(e, 4, info->dims, tags[i]);
+        if (other == NULL) {
+            return NULL;
+        }
+        mui_md_info o = mui_md_query(other);
+        if (same_place(info, &o)) {
+            return other;
+        }
+    }
+    return md;
+}
+
 bool mui_dnnl_layout(mui_engine *e, mui_md md, const mui_layout **out)
 {
     mui_md_info info = mui_md_query(md);
@@ -134,7 +152,8 @@ bool mui_dnnl_layout(mui_engine *e, mui_md md, const mui_layout **out)
         }
     }
     mui_layout *l = mui_engine_keep(e, sizeof(*l));
-    if (l == NULL || !MUI_GROW(e->context, d->layouts, d->layout_count, d->layout_capacity)) {
+    md = blocked_form(e, md, &info);
+    if (l == NULL || md == NULL || !MUI_GROW(e->context, d->layouts, d->layout_count, d->layout_capacity)) {
         return false;
     }
     l->bytes = info.bytes;

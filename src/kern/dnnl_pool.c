@@ -7,6 +7,7 @@
 typedef struct dnnl_pool {
     mui_exec *forward, *backward; /* backward NULL: not made yet */
     dnnl_primitive_desc_t forward_pd;
+    mui_md y_md; /* as forward has it: for 1x1 results its layout is plain too, but plain would choose slow code */
     const mui_layout *y;
     size_t workspace_bytes;
     bool slow; /* the reference serves this shape, on plain output */
@@ -37,7 +38,7 @@ static mui_md x_md(mui_engine *e, const mui_pool2d_shape *s)
 
 static bool make_forward(mui_engine *e, const mui_pool2d_shape *s, dnnl_pool *p, mui_md x)
 {
-    mui_md y = mui_pd_md(e, p->forward_pd, dnnl_query_dst_md), workspace = NULL;
+    mui_md y = p->y_md = mui_pd_md(e, p->forward_pd, dnnl_query_dst_md), workspace = NULL;
     p->workspace_bytes = s->kind == MUI_POOL_MAX ? mui_pd_workspace_bytes(p->forward_pd) : 0;
     if (p->workspace_bytes > 0) {
         workspace = mui_pd_md(e, p->forward_pd, dnnl_query_workspace_md);
@@ -120,10 +121,10 @@ static mu_status forward(mui_engine *e, const mui_pool2d_shape *s, const float *
 
 static bool make_backward(mui_engine *e, const mui_pool2d_shape *s, dnnl_pool *p)
 {
-    mui_md dx = x_md(e, s), dy = mui_dnnl_md(e, 4, (const int64_t[]){s->n, s->c, s->oh, s->ow}, p->y), workspace = NULL;
+    mui_md dx = x_md(e, s), dy = p->y_md, workspace = NULL;
     mui_dnnl_pool_args a = args_of(s, dx, dy);
     dnnl_primitive_desc_t pd = NULL;
-    if (dx == NULL || dy == NULL || mui_pd_pool(e, &a, p->forward_pd, &pd) != MU_OK) {
+    if (dx == NULL || mui_pd_pool(e, &a, p->forward_pd, &pd) != MU_OK) {
         return false;
     }
     if (pd == NULL) {
