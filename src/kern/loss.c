@@ -1,24 +1,14 @@
-/* Reductions, softmax and losses over plain rows. Sums run in LANES interleaved parts that are joined in a fixed order,
- * so that they vectorise and yet give the same bits on every CPU of a kind. */
+/* Reductions, softmax and losses over plain rows. `omp simd` lets sums run in vector lanes: their order is fixed by the
+ * compiled code, so results repeat bit for bit on CPUs of one kind, whatever the alignment (see CMakeLists.txt). */
 #include "kern/engine.h"
 #include "kern/fast_math.h"
 
-enum { LANES = 16 };
-
 MUI_CLONES static double sum_of(int64_t n, const float *x)
 {
-    double part[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
-            part[j] += x[i + j];
-        }
-    }
-    for (int j = 0; i + j < n; j++) {
-        part[j] += x[i + j];
-    }
-    for (int j = 0; j < LANES; j++) {
-        sum += part[j];
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
+        sum += x[i];
     }
     return sum;
 }
@@ -31,18 +21,10 @@ double mui_sum(mui_engine *e, int64_t n, const float *x)
 
 MUI_CLONES double mui_sum_squares(int64_t n, const float *x)
 {
-    double part[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
-            part[j] += (double)x[i + j] * x[i + j];
-        }
-    }
-    for (int j = 0; i + j < n; j++) {
-        part[j] += (double)x[i + j] * x[i + j];
-    }
-    for (int j = 0; j < LANES; j++) {
-        sum += part[j];
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
+        sum += (double)x[i] * x[i];
     }
     return sum;
 }
@@ -50,21 +32,9 @@ MUI_CLONES double mui_sum_squares(int64_t n, const float *x)
 /* -- softmax ---------------------------------------------------------------------------------------------------- */
 static inline float row_max(int64_t n, const float *x)
 {
-    float part[LANES], m;
-    for (int j = 0; j < LANES; j++) {
-        part[j] = -INFINITY;
-    }
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
-            part[j] = x[i + j] > part[j] ? x[i + j] : part[j];
-        }
-    }
-    m = part[0];
-    for (int j = 1; j < LANES; j++) {
-        m = part[j] > m ? part[j] : m;
-    }
-    for (; i < n; i++) {
+    float m = -INFINITY;
+#pragma omp simd reduction(max : m)
+    for (int64_t i = 0; i < n; i++) {
         m = x[i] > m ? x[i] : m;
     }
     return m; /* NaN is not seen here but makes the sum of exponentials one */
@@ -73,21 +43,12 @@ static inline float row_max(int64_t n, const float *x)
 /* y = e^(x - m); returns the sum. y may equal x. */
 static inline float row_exp(int64_t n, const float *x, float m, float *y)
 {
-    float part[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
-            float v = mui_expf(x[i + j] - m);
-            y[i + j] = v;
-            part[j] += v;
-        }
-    }
-    for (; i < n; i++) {
-        y[i] = mui_expf(x[i] - m);
-        sum += y[i];
-    }
-    for (int j = 0; j < LANES; j++) {
-        sum += part[j];
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
+        float v = mui_expf(x[i] - m);
+        y[i] = v;
+        sum += v;
     }
     return sum;
 }
@@ -95,18 +56,10 @@ static inline float row_exp(int64_t n, const float *x, float m, float *y)
 /* Sum of e^(x - m), x left alone. */
 static inline float row_exp_sum(int64_t n, const float *x, float m)
 {
-    float part[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
-            part[j] += mui_expf(x[i + j] - m);
-        }
-    }
-    for (; i < n; i++) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
         sum += mui_expf(x[i] - m);
-    }
-    for (int j = 0; j < LANES; j++) {
-        sum += part[j];
     }
     return sum;
 }
@@ -137,18 +90,10 @@ void mui_softmax_forward(mui_engine *e, int64_t rows, int64_t cols, const float 
 
 MUI_CLONES static float dot_row(int64_t n, const float *a, const float *b)
 {
-    float part[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
-            part[j] += a[i + j] * b[i + j];
-        }
-    }
-    for (; i < n; i++) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
         sum += a[i] * b[i];
-    }
-    for (int j = 0; j < LANES; j++) {
-        sum += part[j];
     }
     return sum;
 }
@@ -231,26 +176,14 @@ void mui_cross_entropy(mui_engine *e, int64_t rows, int64_t cols, const float *l
 
 MUI_CLONES static double mse_part(int64_t n, const float *x, const float *target, float scale, float *grad)
 {
-    double part[LANES] = {0}, sum = 0;
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; i++) {
-        float d = x[i] - target[i];
-        if (grad != NULL) {
-            grad[i] = d * scale;
-        }
-    }
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
-            double d = x[i + j] - target[i + j];
-            part[j] += d * d;
-        }
-    }
-    for (; i < n; i++) {
         double d = x[i] - target[i];
         sum += d * d;
     }
-    for (int j = 0; j < LANES; j++) {
-        sum += part[j];
+    for (int64_t i = 0; grad != NULL && i < n; i++) {
+        grad[i] = (x[i] - target[i]) * scale;
     }
     return sum;
 }
@@ -269,23 +202,13 @@ static inline float bce_of(float x, float t)
 
 MUI_CLONES static double bce_part(int64_t n, const float *x, const float *target, float scale, float *grad)
 {
-    double part[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int j = 0; j < LANES; j++) {
-            part[j] += bce_of(x[i + j], target[i + j]);
-        }
-    }
-    for (; i < n; i++) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
         sum += bce_of(x[i], target[i]);
     }
-    for (int j = 0; j < LANES; j++) {
-        sum += part[j];
-    }
-    if (grad != NULL) {
-        for (i = 0; i < n; i++) {
-            grad[i] = (mui_sigmoidf(x[i]) - target[i]) * scale;
-        }
+    for (int64_t i = 0; grad != NULL && i < n; i++) {
+        grad[i] = (mui_sigmoidf(x[i]) - target[i]) * scale;
     }
     return sum;
 }
