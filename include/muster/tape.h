@@ -48,8 +48,8 @@ MU_API mu_tensor *mu_tensor_retain(mu_tape *t, mu_tensor *x);
 MU_API mu_tensor *mu_tensor_keep(mu_tape *t, const mu_tensor *x);
 MU_API void mu_tensor_free(mu_tensor *kept);
 
-/* Operations between begin and end are not recorded; regions nest. name (may be NULL) is copied, and named in
- * reports about parameters that lost their gradient here. */
+/* Operations between begin and end are not recorded; regions nest, and stay open over mu_tape_reset. name (may be NULL;
+ * up to 63 characters count) is copied, and named in reports about parameters that lost their gradient here. */
 MU_API void mu_no_grad_begin(mu_tape *t, const char *name);
 MU_API void mu_no_grad_end(mu_tape *t);
 /* Training or evaluation mode of mode-dependent operations is the module's, see mu_module_train. */

@@ -12,6 +12,7 @@ typedef struct mui_storage {
     size_t bytes;    /* asked for; capacity may be more */
     size_t capacity;
     int refs;
+    uint32_t writes; /* times the content was overwritten in place: copies in other layouts from before are stale */
     mui_pool *pool;  /* where it goes back to */
     struct mui_storage *next_free;
 } mui_storage;

@@ -122,6 +122,8 @@ static void update_running(mu_tensor *running_mean, mu_tensor *running_var, cons
         mean[i] = (1.0f - m) * mean[i] + m * stats[i];
         var[i] = (1.0f - m) * var[i] + m * stats[c + i] * unbias;
     }
+    mui_tensor_touch(running_mean);
+    mui_tensor_touch(running_var);
 }
 
 /* Runs the kernel; saved gets statistics and mask, saved_count is how many there are, also on failure. */

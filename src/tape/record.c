@@ -149,9 +149,11 @@ mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout)
     if (x == NULL || has_layout(x, layout)) {
         return x;
     }
-    /* Copies of the context's tensors are never reused: an optimiser may have changed the values since. */
-    for (mu_tensor *k = x->tape != NULL ? x->converted : NULL; k != NULL; k = k->next_converted) {
-        if (k->layout == layout && !k->released) {
+    /* Copies of the context's tensors, and of views of them, are never reused: an optimiser may have changed the
+     * values since. */
+    bool reuse = x->tape != NULL && x->storage != NULL;
+    for (mu_tensor *k = reuse ? x->converted : NULL; k != NULL; k = k->next_converted) {
+        if (k->layout == layout && !k->released && k->source_writes == x->storage->writes) {
             return k;
         }
     }
@@ -173,7 +175,8 @@ mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout)
     }
     y->alias_of = mui_base_of(x);
     y->requires_grad = x->requires_grad;
-    if (x->tape != NULL) {
+    if (reuse) {
+        y->source_writes = x->storage->writes;
         y->next_converted = x->converted;
         x->converted = y;
     }
@@ -247,6 +250,15 @@ static void enter_node(mu_tape *t, mui_node *n)
     n->out->node = n;
 }
 
+static const char *region_name(mu_tape *t)
+{
+    mui_region *r = &t->regions[t->region_count - 1];
+    if (r->copy == NULL) {
+        r->copy = mui_arena_strdup(&t->arena, r->name);
+    }
+    return r->copy;
+}
+
 static mu_tensor *note(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count)
 {
     if (!worth_noting(t, in, in_count)) {
@@ -257,7 +269,12 @@ static mu_tensor *note(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *co
         return NULL;
     }
     n->light = true;
-    n->region = t->region_count > 0 ? t->regions[t->region_count - 1] : NULL;
+    if (t->region_count > 0) {
+        n->region = region_name(t);
+        if (n->region == NULL) {
+            return NULL;
+        }
+    }
     y->detached = true;
     enter_node(t, n);
     return y;

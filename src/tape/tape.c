@@ -63,7 +63,9 @@ void mu_tape_reset(mu_tape *t)
     }
     t->node_count = 0;
     t->tensors = NULL;
-    t->region_count = 0;
+    for (size_t i = 0; i < t->region_count; i++) {
+        t->regions[i].copy = NULL;
+    }
     t->draws = 0;
     t->sample_leaves = 0;
     t->step++;
@@ -220,10 +222,10 @@ void mu_no_grad_begin(mu_tape *t, const char *name)
     if (t == NULL) {
         return;
     }
-    /* A region without memory for its name is still a region, or its end would close another. */
-    const char *copy = name != NULL && name[0] != '\0' ? mui_arena_strdup(&t->arena, name) : "";
     if (MUI_GROW(t->context, t->regions, t->region_count, t->region_capacity)) {
-        t->regions[t->region_count++] = copy != NULL ? copy : "";
+        mui_region *r = &t->regions[t->region_count++];
+        r->copy = NULL;
+        snprintf(r->name, sizeof(r->name), "%s", name != NULL ? name : "");
     }
 }
 

@@ -12,6 +12,11 @@ typedef struct mui_pending {
     const mui_layout *layout;
 } mui_pending;
 
+typedef struct mui_region {
+    char name[64];           /* cut off if longer */
+    const char *copy;        /* the same in the arena, for nodes: made on demand, gone at reset */
+} mui_region;
+
 struct mui_backward {
     mu_tape *tape;
     mui_pending *pending;
@@ -31,7 +36,7 @@ struct mu_tape {
     mui_node **nodes;
     size_t node_count, node_capacity;
     mu_tensor *tensors;
-    const char **regions;    /* names of the open no-grad regions */
+    mui_region *regions;     /* open no-grad regions; they stay open over a reset */
     size_t region_count, region_capacity;
     uint64_t step, draws;
     const char *module;      /* arena copy of the module path of the last node: most nodes share it with the next */

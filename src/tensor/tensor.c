@@ -205,6 +205,14 @@ static mu_status copy_in(mu_tensor *t, const void *in)
     return MU_OK;
 }
 
+void mui_tensor_touch(mu_tensor *t)
+{
+    /* Counted where all views of the memory see it. */
+    if (t->storage != NULL) {
+        t->storage->writes++;
+    }
+}
+
 static bool is_float(mu_dtype t)
 {
     return t == MU_F32 || t == MU_F64 || t == MU_F16 || t == MU_BF16;
@@ -286,7 +294,7 @@ mu_status mu_tensor_write(mu_tensor *t, const float *in, int64_t elements)
     if (readable(t) != MU_OK || count_fits(t, elements) != MU_OK) {
         return mu_context_status(t->context);
     }
-    t->converted = NULL; /* what was converted before has the old values */
+    mui_tensor_touch(t);
     if (t->dtype == MU_F32) {
         return copy_in(t, in);
     }
@@ -340,7 +348,7 @@ mu_status mui_tensor_set_raw(mu_tensor *t, const void *in, size_t bytes)
     mu_status s = readable(t);
     s = s == MU_OK ? raw_fits(t, bytes) : s;
     if (s == MU_OK) {
-        t->converted = NULL;
+        mui_tensor_touch(t);
         s = copy_in(t, in);
     }
     return s;

@@ -33,6 +33,7 @@ struct mu_tensor {
     struct mu_tensor *alias_of;   /* the tensor of which this is a copy in another layout: its gradient goes there */
     struct mu_tensor *converted;  /* first copy of this one in another layout, so that each is made once */
     struct mu_tensor *next_converted;
+    uint32_t source_writes;       /* of a converted copy: its source's storage->writes when it was made */
     int32_t consumers;            /* recorded reads that backward has not retired */
     int32_t reaching;             /* of them, those that the loss depends on; set by marking */
     int32_t needed;               /* nodes, not yet retired, whose backward reads this value */
@@ -49,6 +50,9 @@ mu_status mui_dims_check(mu_context *c, mu_dims dims, mu_dtype dtype, size_t *by
 /* "(2, 3, 4)" into out, always terminated; returns out. */
 #define MUI_DIMS_TEXT 200
 const char *mui_dims_text(mu_dims dims, char out[MUI_DIMS_TEXT]);
+
+/* Says that the elements were overwritten in place. */
+void mui_tensor_touch(mu_tensor *t);
 
 /* Elements of any float type to and from float, flat. */
 mu_status mui_to_float(mu_context *c, mu_dtype from, int64_t n, const void *src, float *dst) MU_MUST_USE;

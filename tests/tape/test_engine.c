@@ -318,6 +318,20 @@ static void no_grad_records_nothing(void **state)
     mu_no_grad_end(w.t);
     assert_int_equal(mu_context_status(w.c), MU_ERR_STATE);
     close_world(&w);
+    /* A region around a whole evaluation, one reset for each batch. */
+    open_world(&w, NULL, NULL);
+    a = add_parameter(&w, MU_DIMS(4), 0);
+    build(&w);
+    mu_no_grad_begin(w.t, "evaluation");
+    for (int i = 0; i < 3; i++) {
+        mu_tape_reset(w.t);
+        assert_false(mu_relu(w.t, &a->value)->requires_grad);
+        assert_string_equal(w.t->nodes[0]->region, "evaluation");
+    }
+    mu_no_grad_end(w.t);
+    assert_true(mu_relu(w.t, &a->value)->requires_grad);
+    assert_int_equal(mu_context_status(w.c), MU_OK);
+    close_world(&w);
 }
 
 static void errors_say_where_and_what(void **state)
@@ -436,6 +450,18 @@ static void written_values_are_converted_anew(void **state)
     assert_int_equal(mu_tensor_write(p, (float[]){0, 0, 0, 0, 0, 7}, 6), MU_OK);
     assert_true(mu_tensor_item(mu_sum(w.t, p)) == 7.0f);
     assert_true(mu_tensor_item(mu_narrow(w.t, mu_flatten(w.t, x, 0), 0, 5, 1)) == 7.0f);
+    /* Also when the memory is written through another view of it, */
+    assert_int_equal(mu_tensor_write(x, (float[]){1, 1, 1, 1, 1, 1}, 6), MU_OK);
+    assert_true(mu_tensor_item(mu_sum(w.t, p)) == 6.0f);
+    /* and when an optimiser changes a parameter behind a view of it. */
+    mu_parameter *a = add_parameter(&w, MU_DIMS(2, 3), 0);
+    build(&w);
+    mu_tensor *view = mu_permute(w.t, &a->value, MU_DIMS(1, 0));
+    mu_tensor *before = mu_tensor_keep(w.t, mu_sum(w.t, view));
+    for (int i = 0; i < 6; i++) {
+        w.s->values[a->offset + (size_t)i] += 1.0f;
+    }
+    assert_true(fabsf(mu_tensor_item(mu_sum(w.t, view)) - mu_tensor_item(before) - 6.0f) < 1e-5f);
     close_world(&w);
 }
 

@@ -52,8 +52,9 @@ static mu_tensor *graph(world *w, uint64_t seed)
             fail_msg("graph %d: %s", (int)seed, mu_context_message(w->c));
         }
     }
-    return mu_add(w->t, mu_mean(w->t, mu_mul(w->t, v[NODES], v[NODES - 1])),
-                  mu_scale(w->t, mu_sum(w->t, v[NODES - 2]), 0.01f));
+    mu_tensor *loss = mu_add(w->t, mu_mean(w->t, mu_mul(w->t, v[NODES], v[NODES - 1])),
+                             mu_scale(w->t, mu_sum(w->t, v[NODES - 2]), 0.01f));
+    return mu_add(w->t, loss, mu_mse_loss(w->t, v[NODES], v[NODES - 3]));
 }
 
 static void make_parameters(world *w)
@@ -159,9 +160,43 @@ static void gradients_of_random_graphs(void **state)
     }
 }
 
+/* With a retained graph a second backward finds everything as the first did. */
+static void retained_graphs_run_twice(void **state)
+{
+    (void)state;
+    world w;
+    open_world(&w, NULL, &(mu_tape_options){.retain_graph = true});
+    make_parameters(&w);
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        mu_tensor *once[MAX_PARAMETERS] = {NULL};
+        mu_tape_reset(w.t);
+        mui_store_zero_grad(w.s);
+        mu_tensor *loss = graph(&w, seed);
+        assert_int_equal(mu_backward(w.t, loss), MU_OK);
+        for (int i = 0; i < w.count; i++) {
+            mu_tensor *g = mu_parameter_grad(&w.p[i]);
+            once[i] = g != NULL ? mu_tensor_keep(w.t, g) : NULL;
+        }
+        size_t bytes = mu_tape_bytes(w.t);
+        mui_store_zero_grad(w.s);
+        assert_int_equal(mu_backward(w.t, loss), MU_OK);
+        assert_int_equal(mu_tape_bytes(w.t), bytes); /* gradients of intermediate values are not kept */
+        for (int i = 0; i < w.count; i++) {
+            if (once[i] != NULL) {
+                assert_close(mu_parameter_grad(&w.p[i]), once[i], 0.0);
+                mu_tensor_free(once[i]);
+            } else {
+                assert_null(mu_parameter_grad(&w.p[i]));
+            }
+        }
+    }
+    close_world(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(retained_graphs_run_twice),
         cmocka_unit_test(gradients_of_random_graphs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
