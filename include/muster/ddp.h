@@ -61,8 +61,11 @@ typedef struct mu_absent {
     const char *name;     /* of the parameter */
     mu_absence here;      /* why it is absent on this rank; MU_PRESENT if only others lack it */
     int ranks_present;    /* how many ranks contributed */
-    const char *op;       /* the operation that read it, or NULL */
-    const char *module;   /* path of the module in which it was read, or where the dead path ends, or NULL */
+    const char *op;         /* the operation that read it, or NULL */
+    const char *module;     /* path of the module in which it was read, or NULL */
+    const char *end_op;     /* not reached: the last operation of the dead path; detached: what cut it; else NULL */
+    const char *end_module; /* path of the module of that */
+    const char *region;     /* detached in a no-grad region: its name ("" when it has none); else NULL */
 } mu_absent;
 
 typedef struct mu_ddp_report {
