@@ -17,7 +17,7 @@
 enum { RIG_PARAMS = 6, RIG_MOST = 64 };
 
 /* A tree of parameters without forward functions: losses read them by name. Sizes differ, one is a single number. */
-static mu_module *toy(mu_context *c)
+static inline mu_module *toy(mu_context *c)
 {
     const mu_init normal = {MU_INIT_NORMAL, 1.0F};
     mu_module *m = mu_module_new(c, "Toy", NULL), *head = mu_module_new(c, "Head", NULL);
