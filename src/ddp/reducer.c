@@ -192,6 +192,14 @@ static void remember_failure(mui_reducer *r, mu_status s)
     }
 }
 
+/* A collective could not be started. If that is this rank's fault alone, the others must not wait for it. */
+static void start_failed(mui_reducer *r)
+{
+    mu_status own = mu_context_status(r->context);
+    remember_failure(r, r->group->broken != MU_OK ? r->group->broken : own != MU_OK ? own : MU_ERR_COMM);
+    mu_group_abort(r->group, own != MU_OK ? mu_context_message(r->context) : "could not start a reduction");
+}
+
 static void launch_next(mui_reducer *r)
 {
     int64_t k = r->launched++;
@@ -214,9 +222,7 @@ static void launch_next(mui_reducer *r)
     r->requests[k] = mui_all_reduce_start(r->group, r->slab + b->offset, (int64_t)(b->floats + b->tail), MU_F32,
                                           r->how.weighted ? MU_SUM : MU_MEAN, id);
     if (r->requests[k] == NULL) {
-        remember_failure(r, r->group->broken != MU_OK ? r->group->broken : MU_ERR_COMM);
-        /* If only this rank could not start it, the others must not wait for it. */
-        mu_group_abort(r->group, "could not start a reduction");
+        start_failed(r);
     }
 }
 
@@ -359,8 +365,7 @@ mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, m
     snprintf(id->text, sizeof(id->text), "buffers of %.150s", r->text);
     mu_request *q = mui_all_reduce_start(r->group, data, count, type, op, id);
     if (q == NULL) {
-        remember_failure(r, r->group->broken != MU_OK ? r->group->broken : MU_ERR_COMM);
-        mu_group_abort(r->group, "could not start the reduction of buffers");
+        start_failed(r);
     }
     return q;
 }

@@ -6,6 +6,7 @@
 #define TEST_PROCESSES
 #include "comm/ranks.h"
 
+#include "comm/group.h"
 #include "tape/store.h"
 
 #include <math.h>

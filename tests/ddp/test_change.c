@@ -160,7 +160,7 @@ static void change_unlike(mu_group *g, int rank, int size, void *arg)
     CHECK(mui_store_of(m) != NULL, "%s", mu_context_message(c));
     CHECK(mu_ddp_backward(d, t, terms(t, m, "a head.w", 1)) == MU_ERR_COMM, "%s", mu_context_message(c));
     const char *text = mu_context_message(c);
-    CHECK(strstr(text, "rank 0 has parameter `head.w` (12)") != NULL && strstr(text, "rank 1 has parameter `head.w` (10)") != NULL,
+    CHECK(strstr(text, "rank 0 has parameter `head.w` (12,)") != NULL && strstr(text, "rank 1 has parameter `head.w` (10,)") != NULL,
           "%s", text);
     /* They can still come together. */
     mu_context_clear(c);

@@ -63,12 +63,12 @@ static mu_module *with_kind(mu_context *c)
 
 static const variant variants[] = {
     {"the same", toy, {0}, NULL, NULL},
-    {"more parameters", with_extra, {0}, "nothing", "parameter `head.extra` (2) float32"},
-    {"another shape", with_shape, {0}, "parameter `head.w` (7) float32, trainable", "parameter `head.w` (8) float32"},
-    {"another name", with_name, {0}, "parameter `head.v` (2)", "parameter `head.u` (2)"},
-    {"another order", with_order, {0}, "parameter `head.w` (7)", "parameter `head.v` (2)"},
-    {"another trainable set", with_frozen, {0}, "parameter `d` (33) float32, trainable", "parameter `d` (33) float32, frozen"},
-    {"another buffer", with_buffer, {0}, "nothing", "buffer `stat` (3) float32"},
+    {"more parameters", with_extra, {0}, "nothing", "parameter `head.extra` (2,) float32"},
+    {"another shape", with_shape, {0}, "parameter `head.w` (7,) float32, trainable", "parameter `head.w` (8,) float32"},
+    {"another name", with_name, {0}, "parameter `head.v` (2,)", "parameter `head.u` (2,)"},
+    {"another order", with_order, {0}, "parameter `head.w` (7,)", "parameter `head.v` (2,)"},
+    {"another trainable set", with_frozen, {0}, "parameter `d` (33,) float32, trainable", "parameter `d` (33,) float32, frozen"},
+    {"another buffer", with_buffer, {0}, "nothing", "buffer `stat` (3,) float32"},
     {"another counter", with_counter, {0}, "nothing", "buffer `seen` () int64"},
     {"other options", toy, {.bucket_bytes = 77}, "buckets of 26214400 bytes", "buckets of 77 bytes"},
     {"another absent policy", toy, {.absent = MU_ABSENT_ERROR}, "absent policy 0", "absent policy 2"},
