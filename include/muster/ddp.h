@@ -71,6 +71,7 @@ typedef struct mu_absent {
 typedef struct mu_ddp_report {
     uint64_t reductions;      /* finished so far, skipped ones not counted */
     int buckets;
+    int buckets_early;        /* of the last reduction: launched before local backward had finished */
     const mu_absent *absent;  /* of the last reduction, parameters that at least one rank lacked; frozen ones not */
     int64_t absent_count;
     double backward_seconds;  /* of the last reduction: all of it */

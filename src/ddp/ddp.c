@@ -436,6 +436,7 @@ static mu_status reduce(mu_ddp *d, step *s)
     }
     run_backward(d, s);
     double local = mui_now();
+    d->buckets_early = mui_reducer_launched(d->reducer);
     mui_reducer_launch_rest(d->reducer);
     mui_buffer_requests buffers;
     mui_ddp_buffers_start(d, s->reason != NULL, &buffers);

@@ -370,6 +370,11 @@ mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, m
     return q;
 }
 
+int64_t mui_reducer_launched(const mui_reducer *r)
+{
+    return r->launched;
+}
+
 uint64_t mui_reducer_sequence(const mui_reducer *r)
 {
     return r->sequence;

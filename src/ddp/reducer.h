@@ -81,6 +81,7 @@ mu_status mui_reducer_wait(mui_reducer *r) MU_MUST_USE;
 /* Starts an identified all-reduce in the same reduction, after launch_rest: buffers. */
 mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, mu_dtype type, mu_reduce_op op);
 
+int64_t mui_reducer_launched(const mui_reducer *r); /* buckets, in this reduction so far */
 uint64_t mui_reducer_sequence(const mui_reducer *r); /* of the running or next reduction, from 1 */
 int64_t mui_reducer_total_samples(const mui_reducer *r);
 int mui_reducer_ranks(const mui_reducer *r, int64_t i);          /* how many ranks contributed to slice i */

@@ -69,6 +69,7 @@ struct mu_ddp {
     mu_absent *absent;             /* of the last reduction, room for all members */
     int64_t absent_count;
     uint64_t reductions;
+    int64_t buckets_early;
     double backward_seconds, wait_seconds;
 };
 

@@ -216,6 +216,7 @@ mu_ddp_report mu_ddp_get_report(mu_ddp *d)
     }
     return (mu_ddp_report){.reductions = d->reductions,
                            .buckets = (int)d->bucket_count,
+                           .buckets_early = (int)d->buckets_early,
                            .absent = d->absent,
                            .absent_count = d->absent_count,
                            .backward_seconds = d->backward_seconds,
@@ -256,10 +257,11 @@ size_t mu_ddp_print_report(mu_ddp *d, char *out, size_t size)
     }
     mui_text t;
     mui_text_init(&t, d->context);
-    mui_text_add(&t, "ddp `%s`: %llu reductions over %d ranks (%s), %lld parameters in %lld buckets; last one %.3f ms, of it %.3f ms waiting\n",
+    mui_text_add(&t, "ddp `%s`: %llu reductions over %d ranks (%s), %lld parameters in %lld buckets; last one %.3f ms, "
+                 "of it %.3f ms waiting, %lld buckets launched during backward\n",
                  d->name, (unsigned long long)d->reductions, mu_group_size(d->group), mu_group_kind(d->group),
                  (long long)d->member_count, (long long)d->bucket_count, d->backward_seconds * 1e3,
-                 d->wait_seconds * 1e3);
+                 d->wait_seconds * 1e3, (long long)d->buckets_early);
     if (d->reductions > 0 && d->absent_count == 0) {
         mui_text_add(&t, "every rank contributed to every parameter\n");
     }

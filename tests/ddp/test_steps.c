@@ -169,6 +169,7 @@ static void skipped_steps_leave_no_trace(void **state)
 /* -- out of memory ------------------------------------------------------------------------------------------------ */
 typedef struct shortage {
     int at;
+    bool first; /* the shortage is in the first reduction, which also plans the buckets */
     int outcome[4]; /* not reached, skipped, peer told */
 } shortage;
 
@@ -177,7 +178,9 @@ static void run_out_of_memory(mu_group *g, int rank, int size, void *arg)
     (void)size;
     shortage *sh = arg;
     rig r = rig_open(g, &(mu_ddp_options){.bucket_bytes = 100, .first_bucket_bytes = 100, .absent = MU_ABSENT_QUIET});
-    good_step(&r, "before");
+    if (!sh->first) {
+        good_step(&r, "before");
+    }
     /* New tapes have to get all their memory again. */
     mu_tape *t = mu_tape_new(r.c, NULL);
     mu_tensor *loss = loss_of(t, r.m, 3, rank);
@@ -209,14 +212,16 @@ static void run_out_of_memory(mu_group *g, int rank, int size, void *arg)
 static void out_of_memory_in_a_step(void **state)
 {
     (void)state;
-    shortage sh = {0};
-    for (sh.at = 0; sh.outcome[0] == 0; sh.at++) {
-        assert_int_equal(run_threads(3, run_out_of_memory, &sh, &(mu_group_options){.timeout_seconds = 20}, false), 0);
-        assert_true(sh.at < 1000);
+    for (int first = 0; first < 2; first++) {
+        shortage sh = {.first = first};
+        for (sh.at = 0; sh.outcome[0] == 0; sh.at++) {
+            assert_int_equal(run_threads(3, run_out_of_memory, &sh, &(mu_group_options){.timeout_seconds = 20}, false), 0);
+            assert_true(sh.at < 1000);
+        }
+        printf("out of memory at %d places of %s reduction: %d steps skipped by all, %d groups ended\n", sh.at - 1,
+               first ? "the first" : "a later", sh.outcome[1], sh.outcome[2]);
+        assert_true(sh.outcome[1] > 0);
     }
-    printf("out of memory at %d places: %d steps skipped by all, %d groups ended\n", sh.at - 1, sh.outcome[1],
-           sh.outcome[2]);
-    assert_true(sh.outcome[1] > 0);
 }
 
 /* -- accumulation and deferring ----------------------------------------------------------------------------------- */
@@ -526,6 +531,107 @@ static void steady(mu_group *g, int rank, int size, void *arg)
     rig_close(&r);
 }
 
+/* Buckets go out while backward runs, in the order in which gradients became ready in the first reduction. */
+static void overlap(mu_group *g, int rank, int size, void *arg)
+{
+    (void)size;
+    (void)arg;
+    rig r = rig_open(g, &(mu_ddp_options){.bucket_bytes = 1, .first_bucket_bytes = 1});
+    for (int step = 0; step < 3; step++) {
+        mu_tape_reset(r.t);
+        /* Backward meets `a` last: in reverse registration order it is last too, `b` is not. */
+        mu_tensor *first = fuse(r.t, terms(r.t, r.m, "head.v b head.w", 7 + (uint64_t)rank), false);
+        bool blows = step == 2;
+        first = fuse(r.t, first, blows && rank == 0);
+        mu_status s = mu_ddp_backward(r.d, r.t, mu_add(r.t, first, terms(r.t, r.m, "a c d", 9 + (uint64_t)rank)));
+        CHECK(s == (!blows ? MU_OK : rank == 0 ? MU_ERR_DEVICE : MU_SKIPPED), "step %d: %d", step, (int)s);
+        mu_context_clear(r.c);
+        mu_ddp_report report = mu_ddp_get_report(r.d);
+        /* When the fuse blows, the three terms behind it have been reduced, thanks to the new order. */
+        int want = blows && rank == 0 ? 3 : 6;
+        CHECK(report.buckets == 6 && report.buckets_early == want, "step %d: %d of %d buckets early", step,
+              report.buckets_early, report.buckets);
+        CHECK(mu_module_zero_grad(r.m) == MU_OK, "zero");
+    }
+    rig_close(&r);
+}
+
+static void buckets_go_out_during_backward(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 3; size++) {
+        assert_int_equal(run_threads(size, overlap, NULL, NULL, true), 0);
+    }
+}
+
+/* -- trees ------------------------------------------------------------------------------------------------------------ */
+static mu_module *tied(mu_context *c)
+{
+    mu_module *m = toy(c);
+    return mu_module_share(m, "e", mu_module_get_parameter(m, "head.w")) == MU_OK ? m : NULL;
+}
+
+/* Tied weights; and two wrappers of one module, used in turn. */
+static void tied_and_wrapped_twice(mu_group *g, int rank, int size, void *arg)
+{
+    (void)arg;
+    mu_context *c = g->context, *oc = quiet_context();
+    mu_module *m = tied(c), *om = tied(oc);
+    mu_ddp *d[2] = {mu_ddp_wrap(m, g, NULL), mu_ddp_wrap(m, g, NULL)};
+    mu_tape *t = mu_tape_new(c, NULL), *ot = mu_tape_new(oc, NULL);
+    CHECK(m != NULL && d[0] != NULL && d[1] != NULL, "%s", mu_context_message(c));
+    for (int step = 0; step < 6; step++) {
+        mu_tape_reset(t);
+        mu_tape_reset(ot);
+        mu_tensor *sum = NULL;
+        for (int r = 0; r < size; r++) {
+            mu_tensor *x = terms(ot, om, r == 0 ? "e head.w a" : "e b", (uint64_t)(step * 50 + r));
+            x = mu_scale(ot, x, 1.0F / (float)size);
+            sum = sum == NULL ? x : mu_add(ot, sum, x);
+        }
+        CHECK(mu_backward(ot, sum) == MU_OK, "oracle");
+        mu_tensor *loss = terms(t, m, rank == 0 ? "e head.w a" : "e b", (uint64_t)(step * 50 + rank));
+        CHECK(mu_ddp_backward(d[step % 2], t, loss) == MU_OK, "%s", mu_context_message(c));
+        check_oracle(m, om, 1e-5, "tied");
+        check_replicas(g, m, "tied");
+        toy_optimizer_step(m, 0.1F);
+        toy_optimizer_step(om, 0.1F);
+    }
+    CHECK(mu_context_close(oc) == MU_OK, "oracle's context");
+}
+
+/* Only a part of the tree is wrapped: the rest is each rank's own. */
+static void part_of_a_tree(mu_group *g, int rank, int size, void *arg)
+{
+    (void)arg;
+    mu_context *c = g->context;
+    mu_module *m = toy(c);
+    mu_ddp *d = mu_ddp_wrap(mu_module_get(m, "head"), g, NULL);
+    mu_tape *t = mu_tape_new(c, NULL);
+    CHECK(d != NULL, "%s", mu_context_message(c));
+    for (int step = 0; step < 3; step++) {
+        mu_tape_reset(t);
+        mu_tensor *a = mu_parameter_tensor(mu_module_get_parameter(m, "a")), *v = mu_parameter_tensor(mu_module_get_parameter(m, "head.v"));
+        float scale = (float)(rank + 1), got[5];
+        mu_tensor *loss = mu_scale(t, mu_add(t, mu_sum(t, a), mu_sum(t, v)), scale);
+        CHECK(mu_ddp_backward(d, t, loss) == MU_OK, "%s", mu_context_message(c));
+        CHECK(mu_tensor_read(mu_parameter_grad(mu_module_get_parameter(m, "a")), got, 5) == MU_OK && got[3] == scale,
+              "a stays local: %g", (double)got[3]);
+        CHECK(mu_tensor_read(mu_parameter_grad(mu_module_get_parameter(m, "head.v")), got, 2) == MU_OK &&
+                  fabs((double)got[0] - (size + 1) / 2.0) < 1e-6, "head.v is the mean: %g", (double)got[0]);
+        CHECK(mu_module_zero_grad(m) == MU_OK, "zero");
+    }
+}
+
+static void trees(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 3; size++) {
+        assert_int_equal(run_threads(size, tied_and_wrapped_twice, NULL, NULL, true), 0);
+        assert_int_equal(run_threads(size, part_of_a_tree, NULL, NULL, true), 0);
+    }
+}
+
 static void a_steady_step_allocates_nothing(void **state)
 {
     (void)state;
@@ -544,6 +650,8 @@ int main(void)
         cmocka_unit_test(contradictions_are_errors_on_all_ranks),
         cmocka_unit_test(replicas_are_equal_and_checked),
         cmocka_unit_test(two_models),
+        cmocka_unit_test(buckets_go_out_during_backward),
+        cmocka_unit_test(trees),
         cmocka_unit_test(a_steady_step_allocates_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
