@@ -20,11 +20,19 @@ typedef enum mu_absent_policy {
     MU_ABSENT_ERROR        /* MU_ERR_STATE on all ranks, naming parameters and reasons */
 } mu_absent_policy;
 
+/* What a reduction does about gradients that are not finite (NaN or infinite) on some rank, or whose sum is not. */
+typedef enum mu_nonfinite_policy {
+    MU_NONFINITE_KEEP = 0, /* nothing: they reach every rank, as in PyTorch */
+    MU_NONFINITE_SKIP,     /* MU_SKIPPED on all ranks, gradients untouched; parameter and ranks are logged */
+    MU_NONFINITE_ERROR     /* MU_ERR_STATE on all ranks, naming parameter and ranks */
+} mu_nonfinite_policy;
+
 typedef struct mu_ddp_options {
     const char *name;         /* in messages; NULL: the module's kind. Copied */
     size_t bucket_bytes;      /* 0: 25 MiB */
     size_t first_bucket_bytes;/* the bucket launched first; 0: 1 MiB */
     mu_absent_policy absent;
+    mu_nonfinite_policy nonfinite;
     bool buffers_from_rank0;  /* float buffers take rank 0's values (PyTorch's way); default: the mean over ranks */
     int check_every;          /* mu_ddp_check every so many reductions; 0: never */
 } mu_ddp_options;

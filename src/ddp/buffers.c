@@ -28,7 +28,7 @@ void mui_ddp_counters_set(mu_ddp *d)
     }
 }
 
-/* A rank that gives up a step may have met a batch that spoilt its statistics: what is not finite any more goes back
+/* A rank that gives up a step, or a step that non-finite gradients will have skipped, may have met a batch that spoilt its statistics: what is not finite any more goes back
  * to what it was after the last reduction, or it would spread to all ranks for good. */
 static void repair(mu_ddp *d)
 {
@@ -40,11 +40,11 @@ static void repair(mu_ddp *d)
     }
 }
 
-void mui_ddp_buffers_start(mu_ddp *d, bool abandoned, mui_buffer_requests *q)
+void mui_ddp_buffers_start(mu_ddp *d, bool repairs, mui_buffer_requests *q)
 {
     q->floats = q->counters = NULL;
     mui_store *s = d->store;
-    if (abandoned) {
+    if (repairs) {
         repair(d);
     }
     if (d->options.buffers_from_rank0) {

@@ -358,6 +358,7 @@ static void run_backward(mu_ddp *d, step *s)
                          .samples = s->samples,
                          .agreement = s->agreement,
                          .note = s->note,
+                         .look = d->options.nonfinite != MU_NONFINITE_KEEP,
                          .abandon = s->reason};
     expect(d, s);
     mui_reducer_begin(d->reducer, &how, d->slice_states);
@@ -403,6 +404,10 @@ static mu_status conclude(mu_ddp *d, step *s, mu_status reduced, mu_status buffe
         return mui_fail(d->context, MU_ERR_ARG, "mu_ddp_backward_weighted: the ranks' samples sum up to 0 (ddp `%s`)",
                         d->name);
     }
+    if (mui_reducer_first_bad(d->reducer) >= 0) {
+        give_back(d, s);
+        return mui_ddp_not_finite(d);
+    }
     mui_ddp_note_absent(d);
     mu_status status = mui_ddp_judge_absent(d);
     if (status != MU_OK) {
@@ -439,7 +444,7 @@ static mu_status reduce(mu_ddp *d, step *s)
     d->buckets_early = mui_reducer_launched(d->reducer);
     mui_reducer_launch_rest(d->reducer);
     mui_buffer_requests buffers;
-    mui_ddp_buffers_start(d, s->reason != NULL, &buffers);
+    mui_ddp_buffers_start(d, s->reason != NULL || d->options.nonfinite != MU_NONFINITE_KEEP, &buffers);
     phase(d, "waiting for the others' gradients");
     mu_status reduced = mui_reducer_wait(d->reducer);
     mu_status averaged = mui_ddp_buffers_finish(d, &buffers);

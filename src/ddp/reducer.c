@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A bucket's tail holds, for each slice, one bit for each rank that contributed (MASK_BITS ranks to a float), then this
- * rank's samples in two parts. All are sums of small integers, exact in a float; a mean divides them by the number of
+/* A bucket's tail holds, for each slice, one bit for each rank that contributed (MASK_BITS ranks to a float), then a
+ * bit for each rank whose part was not finite, then this rank's samples in two parts. All are sums of small integers, exact in a float; a mean divides them by the number of
  * ranks, and rounding after multiplying back is exact again: the error is below 2^MASK_BITS times a few ulps. */
 enum { MASK_BITS = 20, SAMPLE_FLOATS = 2, SAMPLE_LOW = 4096 };
 
@@ -31,6 +31,7 @@ struct mui_reducer {
     int64_t *pending;      /* slices each bucket still waits for */
     mu_request **requests; /* of each bucket; NULL when done or not started */
     float *masks;          /* of each slice, words each, after wait */
+    float *bad;            /* of each bucket, words each, after wait */
     int64_t *ready_order;
     int64_t ready_count;
 
@@ -42,6 +43,7 @@ struct mui_reducer {
     bool abandoned, skipped;
     mu_status failed;
     int64_t total_samples;
+    int64_t first_bad;
     char text[MUI_IDENTITY_TEXT];
     char abandon_text[MUI_IDENTITY_TEXT];
     char skip_text[2 * MUI_IDENTITY_TEXT];
@@ -89,6 +91,7 @@ static void free_layout(mui_reducer *r)
     mui_free(c, r->pending);
     mui_free(c, r->requests);
     mui_free(c, r->masks);
+    mui_free(c, r->bad);
     mui_free(c, r->ready_order);
 }
 
@@ -103,7 +106,7 @@ void mui_reducer_free(mui_reducer *r)
 
 size_t mui_reducer_tail(const mu_group *g, int64_t count)
 {
-    return (size_t)count * (size_t)mask_words(g) + SAMPLE_FLOATS;
+    return (size_t)(count + 1) * (size_t)mask_words(g) + SAMPLE_FLOATS;
 }
 
 int64_t mui_reducer_plan(const size_t *bytes, int64_t count, size_t first, size_t cap, int64_t *counts)
@@ -139,10 +142,11 @@ mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t co
     next.pending = mui_calloc(c, b, sizeof(*next.pending));
     next.requests = mui_calloc(c, b, sizeof(*next.requests));
     next.masks = mui_calloc(c, n * (size_t)r->words, sizeof(*next.masks));
+    next.bad = mui_calloc(c, b * (size_t)r->words, sizeof(*next.bad));
     next.ready_order = mui_calloc(c, n, sizeof(*next.ready_order));
     if (next.slices == NULL || next.buckets == NULL || next.bucket_of == NULL || next.states == NULL ||
         next.seen == NULL || next.pending == NULL || next.requests == NULL || next.masks == NULL ||
-        next.ready_order == NULL) {
+        next.ready_order == NULL || next.bad == NULL) {
         free_layout(&next);
         return MU_ERR_NOMEM;
     }
@@ -165,6 +169,17 @@ mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t co
     return MU_OK;
 }
 
+static bool is_finite(const float *x, size_t n)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof(bits));
+        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    return bad == 0;
+}
+
 /* Zeros for slices this rank has nothing for, and the tail. */
 static void fill_bucket(mui_reducer *r, const mui_slice_bucket *b)
 {
@@ -180,7 +195,10 @@ static void fill_bucket(mui_reducer *r, const mui_slice_bucket *b)
             tail[k * r->words + word] = bit;
         }
     }
-    float *samples = tail + b->count * r->words;
+    if (r->how.look && !is_finite(r->slab + b->offset, b->floats)) {
+        tail[b->count * r->words + word] = bit;
+    }
+    float *samples = tail + (b->count + 1) * r->words;
     samples[0] = (float)(r->how.samples / SAMPLE_LOW);
     samples[1] = (float)(r->how.samples % SAMPLE_LOW);
 }
@@ -268,6 +286,7 @@ void mui_reducer_begin(mui_reducer *r, const mui_reduction *how, const uint8_t *
     r->failed = MU_OK;
     r->ready_count = 0;
     r->total_samples = 0;
+    r->first_bad = -1;
     memset(r->pending, 0, (size_t)r->bucket_count * sizeof(*r->pending));
     if (r->count > 0) {
         memset(r->seen, 0, (size_t)r->count);
@@ -313,20 +332,39 @@ void mui_reducer_launch_rest(mui_reducer *r)
 }
 
 /* Reads a bucket's tail and, when weighted, divides its sum. */
-static void read_bucket(mui_reducer *r, const mui_slice_bucket *b)
+static void read_bucket(mui_reducer *r, int64_t index)
 {
+    const mui_slice_bucket *b = &r->buckets[index];
     float *data = r->slab + b->offset;
     const float *tail = data + b->floats;
     float times = r->how.weighted ? 1.0F : (float)mu_group_size(r->group);
     for (int64_t k = 0; k < b->count * r->words; k++) {
         r->masks[b->first * r->words + k] = roundf(tail[k] * times);
     }
-    const float *samples = tail + b->count * r->words;
+    for (int w = 0; w < r->words; w++) {
+        r->bad[index * r->words + w] = roundf(tail[b->count * r->words + w] * times);
+    }
+    const float *samples = tail + (b->count + 1) * r->words;
     r->total_samples = (int64_t)llroundf(samples[0] * times) * SAMPLE_LOW + (int64_t)llroundf(samples[1] * times);
     if (r->how.weighted && r->total_samples > 0) {
         float scale = 1.0F / (float)r->total_samples;
         for (size_t i = 0; i < b->floats; i++) {
             data[i] *= scale;
+        }
+    }
+}
+
+/* In what has been reduced, which is the same on all ranks: so is the answer. */
+static void find_bad(mui_reducer *r)
+{
+    for (int64_t k = 0; k < r->bucket_count && r->first_bad < 0; k++) {
+        const mui_slice_bucket *b = &r->buckets[k];
+        if (is_finite(r->slab + b->offset, b->floats)) {
+            continue;
+        }
+        r->first_bad = b->first;
+        while (is_finite(r->slab + r->slices[r->first_bad].offset, r->slices[r->first_bad].floats)) {
+            r->first_bad++;
         }
     }
 }
@@ -348,7 +386,10 @@ mu_status mui_reducer_wait(mui_reducer *r)
         return MU_SKIPPED;
     }
     for (int64_t k = 0; k < r->bucket_count; k++) {
-        read_bucket(r, &r->buckets[k]);
+        read_bucket(r, k);
+    }
+    if (r->how.look) {
+        find_bad(r);
     }
     return MU_OK;
 }
@@ -373,6 +414,17 @@ mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, m
 int64_t mui_reducer_launched(const mui_reducer *r)
 {
     return r->launched;
+}
+
+int64_t mui_reducer_first_bad(const mui_reducer *r)
+{
+    return r->first_bad;
+}
+
+bool mui_reducer_bad_on(const mui_reducer *r, int64_t i, int rank)
+{
+    int64_t k = r->bucket_of[i];
+    return ((uint32_t)r->bad[k * r->words + rank / MASK_BITS] >> (rank % MASK_BITS)) & 1u;
 }
 
 uint64_t mui_reducer_sequence(const mui_reducer *r)

@@ -48,6 +48,7 @@ typedef struct mui_reduction {
     int64_t samples;    /* >= 0, at most 2^24 */
     uint64_t agreement; /* hash of whatever else must be equal on all ranks */
     const char *note;   /* of it, for the text; "" */
+    bool look;           /* for values that are not finite: costs two passes over the slab */
     const char *abandon; /* this rank takes no part from the start, and why; NULL: it does */
 } mui_reduction;
 
@@ -82,6 +83,10 @@ mu_status mui_reducer_wait(mui_reducer *r) MU_MUST_USE;
 mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, mu_dtype type, mu_reduce_op op);
 
 int64_t mui_reducer_launched(const mui_reducer *r); /* buckets, in this reduction so far */
+/* First slice that is not finite after a reduction with `look`, -1 if none; the same on all ranks. */
+int64_t mui_reducer_first_bad(const mui_reducer *r);
+/* Whether that rank's own part of the slice's bucket was not finite. */
+bool mui_reducer_bad_on(const mui_reducer *r, int64_t i, int rank);
 uint64_t mui_reducer_sequence(const mui_reducer *r); /* of the running or next reduction, from 1 */
 int64_t mui_reducer_total_samples(const mui_reducer *r);
 int mui_reducer_ranks(const mui_reducer *r, int64_t i);          /* how many ranks contributed to slice i */

@@ -110,7 +110,7 @@ void mui_ddp_free_layout(mu_ddp *d);
 typedef struct mui_buffer_requests {
     mu_request *floats, *counters;
 } mui_buffer_requests;
-void mui_ddp_buffers_start(mu_ddp *d, bool abandoned, mui_buffer_requests *q);
+void mui_ddp_buffers_start(mu_ddp *d, bool repairs, mui_buffer_requests *q);
 mu_status mui_ddp_buffers_finish(mu_ddp *d, mui_buffer_requests *q) MU_MUST_USE;
 void mui_ddp_counters_get(mu_ddp *d);
 void mui_ddp_counters_set(mu_ddp *d);
@@ -120,6 +120,10 @@ void mui_ddp_counters_set(mu_ddp *d);
 void mui_ddp_note_absent(mu_ddp *d);
 /* Warns, or with the error policy fails, about parameters no rank contributed to. */
 mu_status mui_ddp_judge_absent(mu_ddp *d) MU_MUST_USE;
+
+/* The reduced gradients are not finite, and the policy is not to keep them: names parameter and ranks. Returns
+ * MU_SKIPPED or MU_ERR_STATE. */
+mu_status mui_ddp_not_finite(mu_ddp *d) MU_MUST_USE;
 
 /* -- failure ---------------------------------------------------------------------------------------------------- */
 /* An error raised before, put aside while collectives run: they must take place all the same. */

@@ -173,6 +173,14 @@ typedef struct shortage {
     int outcome[4]; /* not reached, skipped, peer told */
 } shortage;
 
+/* By the rank that ran out alone: the struct is shared by all. */
+static void note_outcome(shortage *sh, int rank, int which)
+{
+    if (rank == 1) {
+        sh->outcome[which]++;
+    }
+}
+
 static void run_out_of_memory(mu_group *g, int rank, int size, void *arg)
 {
     (void)size;
@@ -195,16 +203,16 @@ static void run_out_of_memory(mu_group *g, int rank, int size, void *arg)
     if (mu_all_gather(g, &own, all, sizeof(own)) != MU_OK) {
         /* Memory of the group itself ran out: broken for all, at once. */
         CHECK(s == (rank == 1 ? MU_ERR_NOMEM : MU_ERR_PEER), "at %d, rank %d: %d", sh->at, rank, (int)s);
-        sh->outcome[2] += rank == 1;
+        note_outcome(sh, rank, 2);
         mu_context_clear(r.c);
     } else if (all[1] == MU_ERR_NOMEM) {
         CHECK(s == (rank == 1 ? MU_ERR_NOMEM : MU_SKIPPED), "at %d, rank %d: %d", sh->at, rank, (int)s);
-        sh->outcome[1] += rank == 1;
+        note_outcome(sh, rank, 1);
         mu_tape_reset(t);
         good_step(&r, "after a shortage");
     } else {
         CHECK(s == MU_OK && !ran_out, "at %d, rank %d: %d", sh->at, rank, (int)s);
-        sh->outcome[0] += rank == 1;
+        note_outcome(sh, rank, 0);
     }
     rig_close(&r);
 }
@@ -512,6 +520,40 @@ static void two_models(void **state)
     }
 }
 
+/* -- values that are not finite --------------------------------------------------------------------------------------- */
+static void not_finite(mu_group *g, int rank, int size, void *arg)
+{
+    mu_nonfinite_policy policy = *(mu_nonfinite_policy *)arg;
+    rig r = rig_open(g, &(mu_ddp_options){.nonfinite = policy, .bucket_bytes = 1, .first_bucket_bytes = 1});
+    good_step(&r, "before");
+    for (int overflows = 0; overflows < 2; overflows++) {
+        mu_tape_reset(r.t);
+        mu_tensor *d = mu_parameter_tensor(mu_module_get_parameter(r.m, "d"));
+        bool mine = overflows || rank == size - 1;
+        mu_tensor *loss = mu_add(r.t, loss_of(r.t, r.m, 3, rank), mu_sum(r.t, mu_scale(r.t, d, mine ? (overflows ? 3e38F : INFINITY) : 1)));
+        mu_status s = mu_ddp_backward(r.d, r.t, loss);
+        CHECK(s == (policy == MU_NONFINITE_ERROR ? MU_ERR_STATE : MU_SKIPPED), "%d %s", (int)s, mu_context_message(r.c));
+        char who[64];
+        snprintf(who, sizeof(who), "`d` is not finite on rank %d in reduction 2", size - 1);
+        CHECK(policy != MU_NONFINITE_ERROR || strstr(mu_context_message(r.c), overflows ? "`d` is not finite only after" : who) != NULL,
+              "%s", mu_context_message(r.c));
+        mu_context_clear(r.c);
+        CHECK(mu_parameter_grad(mu_module_get_parameter(r.m, "a")) == NULL, "a gradient was left");
+        good_step(&r, "after");
+    }
+    rig_close(&r);
+}
+
+static void gradients_that_are_not_finite(void **state)
+{
+    (void)state;
+    for (int p = MU_NONFINITE_SKIP; p <= MU_NONFINITE_ERROR; p++) {
+        mu_nonfinite_policy policy = (mu_nonfinite_policy)p;
+        assert_int_equal(run_threads(2, not_finite, &policy, NULL, true), 0);
+        assert_int_equal(run_threads(3, not_finite, &policy, NULL, true), 0);
+    }
+}
+
 /* -- cost ----------------------------------------------------------------------------------------------------------- */
 static void steady(mu_group *g, int rank, int size, void *arg)
 {
@@ -650,6 +692,7 @@ int main(void)
         cmocka_unit_test(contradictions_are_errors_on_all_ranks),
         cmocka_unit_test(replicas_are_equal_and_checked),
         cmocka_unit_test(two_models),
+        cmocka_unit_test(gradients_that_are_not_finite),
         cmocka_unit_test(buckets_go_out_during_backward),
         cmocka_unit_test(trees),
         cmocka_unit_test(a_steady_step_allocates_nothing),
