@@ -28,8 +28,8 @@ void mui_ddp_counters_set(mu_ddp *d)
     }
 }
 
-/* A rank that gives up a step, or a step that non-finite gradients will have skipped, may have met a batch that spoilt its statistics: what is not finite any more goes back
- * to what it was after the last reduction, or it would spread to all ranks for good. */
+/* A step that is given up, or will be for its gradients, may have met a batch that spoilt the statistics: what is not
+ * finite any more goes back to what it was after the last reduction, or it would spread to all ranks for good. */
 static void repair(mu_ddp *d)
 {
     float *x = d->store->buffer_slab;
