@@ -170,6 +170,11 @@ mu_ddp *mu_ddp_wrap(mu_module *root, mu_group *g, const mu_ddp_options *options)
         }
         return NULL;
     }
+    if (mu_module_context(root) != c) {
+        mui_fail(c, MU_ERR_ARG, "mu_ddp_wrap: the module and the group belong to different contexts");
+        mu_group_abort(g, mu_context_message(c));
+        return NULL;
+    }
     mu_ddp *d = mui_calloc(c, 1, sizeof(*d));
     if (d == NULL) {
         mu_group_abort(g, mu_context_message(c));
@@ -330,6 +335,9 @@ static mu_status prepare(mu_ddp *d, step *s)
     if (s->samples < 0 || s->samples > MAX_SAMPLES) {
         return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward_weighted: %lld samples, expected 0 to %d",
                         (long long)s->samples, MAX_SAMPLES);
+    }
+    if (s->loss != NULL && s->tape == NULL) {
+        return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward: a loss, but no tape");
     }
     mu_status status = put_aside(d, s);
     if (status != MU_OK) {

@@ -300,6 +300,21 @@ static mu_status values_differ(mu_ddp *d, int *differing)
     return status < 0 ? mui_ddp_break(d, status) : MU_OK;
 }
 
+/* True the first time. */
+static bool is_news(mu_ddp *d, const mui_text *description)
+{
+    uint64_t h = mui_hash_bytes(MUI_HASH_START, mui_text_get(description), description->length);
+    for (int i = 0; i < d->known_count; i++) {
+        if (d->known[i] == h) {
+            return false;
+        }
+    }
+    if (d->known_count < MUI_KNOWN_MODELS) {
+        d->known[d->known_count++] = h;
+    }
+    return true;
+}
+
 static mu_status adopt(mu_ddp *d, mui_store *s, mui_text *now)
 {
     char was[300], is[300];
@@ -323,7 +338,8 @@ static mu_status adopt(mu_ddp *d, mui_store *s, mui_text *now)
     if (status != MU_OK) {
         return status;
     }
-    if (differs && mu_group_rank(d->group) == 0) {
+    (void)is_news(d, &d->description);
+    if (differs && is_news(d, now) && mu_group_rank(d->group) == 0) {
         mui_log(d->context, MU_LOG_WARN, "ddp `%s`: the model changed after wrapping, on all ranks alike: %s; before: %s",
                 d->name, is, was);
     }

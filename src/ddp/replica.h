@@ -20,7 +20,7 @@ typedef struct mui_grad_memory {
 
 enum { MUI_ABSENCE_OP, MUI_ABSENCE_MODULE, MUI_ABSENCE_END_OP, MUI_ABSENCE_END_MODULE, MUI_ABSENCE_REGION,
        MUI_ABSENCE_TEXTS };
-enum { MUI_RANKS_NAMED = 64 };
+enum { MUI_RANKS_NAMED = 64, MUI_KNOWN_MODELS = 8 };
 
 /* What is known of one trainable parameter between reductions; index: its slice. */
 typedef struct mui_member {
@@ -47,6 +47,9 @@ struct mu_ddp {
     mui_store *store;
     uint64_t version;
     mui_text description;          /* one line for each parameter and buffer */
+    uint64_t known[MUI_KNOWN_MODELS]; /* hashes of descriptions seen before: going back and forth (a GAN that freezes
+                                       * its discriminator) is told once */
+    int known_count;
     mui_member *members;           /* trainable ones, in slab order */
     int64_t member_count;
     int64_t *slice_of;             /* of each parameter of the store, -1: not reduced (frozen, outside the module) */

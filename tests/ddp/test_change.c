@@ -206,9 +206,33 @@ static void other_values(mu_group *g, int rank, int size, void *arg)
     check_replicas(g, m, "the step after");
 }
 
+/* Frozen and unfrozen in every step: told once, right each time. */
+static void back_and_forth(mu_group *g, int rank, int size, void *arg)
+{
+    (void)arg;
+    (void)size;
+    mu_context *c = g->context;
+    lines l = {0};
+    listen(c, &l);
+    mu_module *m = toy(c);
+    mu_ddp *d = mu_ddp_wrap(m, g, &(mu_ddp_options){.absent = MU_ABSENT_QUIET});
+    mu_tape *t = mu_tape_new(c, NULL);
+    for (int step = 0; step < 6; step++) {
+        mu_status s = step % 2 == 0 ? mu_module_freeze(m, "b", NULL) : mu_module_unfreeze(m, "b", NULL);
+        CHECK(s == MU_OK && mui_store_of(m) != NULL, "%s", mu_context_message(c));
+        mu_tape_reset(t);
+        CHECK(mu_ddp_backward(d, t, terms(t, m, "a b c", (uint64_t)(step * 10 + rank))) == MU_OK, "%s", mu_context_message(c));
+        CHECK((mu_parameter_grad(mu_module_get_parameter(m, "b")) != NULL) == (step % 2 == 1), "step %d", step);
+        check_replicas(g, m, "back and forth");
+        toy_optimizer_step(m, 0.1F);
+    }
+    CHECK(l.warnings == (rank == 0), "%d lines, the last: %s", l.warnings, l.last);
+}
+
 static void new_values_come_from_rank_0(void **state)
 {
     (void)state;
+    assert_int_equal(run_threads(2, back_and_forth, NULL, NULL, true), 0);
     assert_int_equal(run_threads(3, other_values, NULL, NULL, true), 0);
 }
 
