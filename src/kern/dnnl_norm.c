@@ -18,7 +18,11 @@ typedef struct dnnl_norm {
 
 static mui_md md_of(mui_engine *e, const mui_norm_shape *s)
 {
-    return mui_dnnl_md(e, 4, (const int64_t[]){s->n, s->c, s->h, s->w}, s->layout);
+    const int64_t dims[] = {s->n, s->c, s->h, s->w};
+    if (s->layout == NULL && s->h == 1 && s->w == 1) {
+        return mui_md_tagged(e, 4, dims, dnnl_acdb); /* (N, C): the same memory, but vector code over the channels */
+    }
+    return mui_dnnl_md(e, 4, dims, s->layout);
 }
 
 static bool better_than_reference(dnnl_primitive_desc_t pd)

@@ -3,6 +3,7 @@
 #include "kern/engine.h"
 #include "base/alloc.h"
 #include "base/rng.h"
+#include "dev/pages.h"
 
 #include <string.h>
 
@@ -10,9 +11,9 @@
 void *mui_engine_scratch(mui_engine *e, mui_scratch slot, size_t bytes)
 {
     if (e->scratch[slot] == NULL || e->scratch_bytes[slot] < bytes) {
-        mui_free(e->context, e->scratch[slot]);
+        mui_pages_free(e->context, e->scratch[slot]);
         e->scratch_bytes[slot] = 0;
-        e->scratch[slot] = mui_alloc(e->context, bytes);
+        e->scratch[slot] = mui_pages_alloc(e->context, bytes);
         if (e->scratch[slot] == NULL) {
             return NULL;
         }
@@ -86,7 +87,7 @@ static void engine_free(void *object)
     mui_dnnl_close(e);
 #endif
     for (int i = 0; i < MUI_SCRATCH_COUNT; i++) {
-        mui_free(c, e->scratch[i]);
+        mui_pages_free(c, e->scratch[i]);
     }
     mui_free(c, e->cache.slots);
     mui_arena_free(&e->kept);
@@ -161,7 +162,7 @@ mu_status mui_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const
     if (n == 0) {
         return MU_OK;
     }
-    if (from == to) {
+    if (from == to) { /* not meant, but harmless */
         memcpy(dst, src, mui_bytes_in_layout(dims, from));
         return MU_OK;
     }

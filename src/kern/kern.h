@@ -17,7 +17,8 @@ typedef struct mui_engine mui_engine;
 typedef struct mui_layout mui_layout;
 
 /* The engine of a context, made on first use from its options (kernels, threads, no_winograd) and owned by it. It
- * belongs to the context's thread and holds primitive caches, scratchpad and layouts. NULL on failure. */
+ * belongs to the thread that first asks for it (whose OpenMP setting it makes that of the options) and holds primitive
+ * caches, scratchpad and layouts. After a shape's first use, a call takes no memory. NULL on failure. */
 mui_engine *mui_engine_of(mu_context *c);
 
 /* -- layouts ---------------------------------------------------------------------------------------------------- */
@@ -36,8 +37,8 @@ mu_status mui_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const
 typedef struct mui_conv2d_shape {
     int64_t n, ic, ih, iw, oc, oh, ow, kh, kw;
     int64_t stride[2], pad[2], dilation[2], groups; /* dilation 1: dense */
-    bool bias;
-    bool inference;
+    bool bias;      /* forward is given one, and backward may give its gradient */
+    bool inference; /* no backward is meant; so far the same kernels */
 } mui_conv2d_shape;
 /* What the kernels below want and give; backends extend it. Belongs to the engine, cached by (shape, layout of w). */
 typedef struct mui_conv2d_plan {
@@ -51,10 +52,10 @@ const mui_conv2d_plan *mui_conv2d_plan_get(mui_engine *e, const mui_conv2d_shape
  * the options only, never of the input's size, so all ranks of one kind of machine agree. */
 const mui_layout *mui_conv2d_weight_layout(mui_engine *e, mu_dims weight, int64_t groups, int64_t stride);
 mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *w,
-                             const float *bias /* (oc) or NULL */, float *y) MU_MUST_USE;
+                             const float *bias /* (oc), NULL unless shape.bias */, float *y) MU_MUST_USE;
 mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, const float *dy, const float *w,
                                    float *dx /* overwritten */) MU_MUST_USE;
-/* accumulate: add to dw and db, else overwrite (padding as zero). dw or db may be NULL. */
+/* accumulate: add to dw and db, else overwrite (padding as zero). dw may be NULL; db too, and is without shape.bias. */
 mu_status mui_conv2d_backward_weights(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *dy,
                                       float *dw, float *db, bool accumulate_w, bool accumulate_b) MU_MUST_USE;
 
@@ -68,20 +69,21 @@ mu_status mui_gemm(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t
 typedef struct mui_norm_shape {
     int64_t n, c, h, w;       /* (N, C): h = w = 1 */
     const mui_layout *layout; /* of x, y and their gradients */
-    bool relu;                /* y = max(0, .); backward uses y's sign (y > 0) as mask */
+    bool relu;                /* y = max(0, .); the gradient passes where y > 0 */
     float eps;
 } mui_norm_shape;
 /* Training: writes batch mean and biased variance (c each). gamma and beta may be NULL (1 and 0). */
 mu_status mui_batch_norm_forward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
                                  const float *beta, float *y, float *mean, float *var, void *mask) MU_MUST_USE;
-/* Bytes of `mask`, what backward needs beyond x, mean, var: 0 when nothing. */
+/* Bytes of `mask`, where forward notes for backward which results relu let through. oneDNN wants one (1/32 of y for
+ * blocked layouts), so that y need not be kept; the reference does not, and reads y. 0 without relu. */
 size_t mui_batch_norm_mask_bytes(mui_engine *e, const mui_norm_shape *s);
 /* dx may equal dy. dgamma, dbeta (c) or NULL; added to when accumulate. y is the forward's output where s->relu and
- * mask_bytes is 0, else unused. */
+ * mask_bytes is 0, else unused and may be NULL. */
 mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
                                   const float *dy, const float *gamma, const float *mean, const float *var,
                                   const void *mask, float *dx, float *dgamma, float *dbeta, bool accumulate) MU_MUST_USE;
-/* Evaluation: by given mean and var. */
+/* Evaluation: by given mean and var. There is no mask: with relu, backward reads y. dx may equal dy. */
 mu_status mui_batch_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
                                       const float *beta, const float *mean, const float *var, float *y) MU_MUST_USE;
 mu_status mui_batch_norm_backward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
@@ -99,6 +101,7 @@ typedef struct mui_pool2d_shape {
 /* Layout of the output and its gradient for that input. */
 const mui_layout *mui_pool2d_out_layout(mui_engine *e, const mui_pool2d_shape *s);
 size_t mui_pool2d_workspace_bytes(mui_engine *e, const mui_pool2d_shape *s); /* max: where the maxima were */
+/* workspace may be NULL when no backward is meant. */
 mu_status mui_pool2d_forward(mui_engine *e, const mui_pool2d_shape *s, const float *x, float *y,
                              void *workspace) MU_MUST_USE;
 mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
@@ -120,8 +123,8 @@ void mui_unary_backward(mui_engine *e, mui_unary op, int64_t n, const float *x, 
 void mui_add_relu_forward(mui_engine *e, int64_t n, const float *a, const float *b, float *y);
 void mui_fill(float *y, int64_t n, float value);
 void mui_axpy(mui_engine *e, int64_t n, float a, const float *x, float *y); /* y += a x */
-/* Dropout: keeps element i when its draw of Philox(key, stream, i/4) is >= p; y = x * keep / (1 - p). The same call on
- * dy is the backward. */
+/* Dropout: keeps element i when its draw, word i % 4 of Philox(key, stream, i / 4) as a float in [0, 1), is >= p;
+ * y = x / (1 - p) where kept, else 0. The same call on dy is the backward. y may equal x. */
 void mui_dropout(mui_engine *e, int64_t n, const float *x, float *y, float p, uint64_t key, uint64_t stream);
 
 /* -- strided and broadcasting ----------------------------------------------------------------------------------- */
