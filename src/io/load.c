@@ -1,0 +1,79 @@
+/* mu_load. */
+#include "io/agree.h"
+#include "io/load_plan.h"
+#include "io/load_report.h"
+
+static mu_status read_plan(mui_plan *p, const char *path, const mu_load_options *o)
+{
+    mu_checkpoint *k = mu_checkpoint_open(p->context, path);
+    if (k == NULL) {
+        return mu_context_status(p->context);
+    }
+    mu_status s = mui_plan_make(p, k, o);
+    s = s == MU_OK ? mui_plan_read(p, k) : s;
+    mu_checkpoint_close(k);
+    return s;
+}
+
+static mu_status fill_report(mui_plan *p, mu_load_report *out)
+{
+    mu_load_report r = {.loaded = p->loaded,
+                        .missing = p->missing,
+                        .unexpected = p->unexpected,
+                        .mismatched = p->mismatched,
+                        .prefix_removed = mui_keep_text(p->context, MUI_KEPT_REMOVED, p->removed),
+                        .prefix_added = mui_keep_text(p->context, MUI_KEPT_ADDED, p->added),
+                        .text = mui_keep_text(p->context, MUI_KEPT_REPORT, mui_text_get(&p->text))};
+    if (r.prefix_removed == NULL || r.prefix_added == NULL || r.text == NULL) {
+        return MU_ERR_NOMEM;
+    }
+    *out = r;
+    return MU_OK;
+}
+
+/* A rank that fails makes all of them go back to what they had. */
+static mu_status apply(mui_plan *p, mu_module *root, mu_group *g, mu_load_report *report)
+{
+    mui_snapshot snapshot = {0};
+    mu_load_report filled = {0};
+    mu_status s = mui_agree(p->context, g, mui_snapshot_take(&p->states, root, NULL, &snapshot));
+    if (s == MU_OK) {
+        s = mui_plan_apply(p);
+        s = s == MU_OK ? fill_report(p, &filled) : s;
+        s = mui_agree(p->context, g, s);
+        if (s != MU_OK) {
+            mui_snapshot_restore(&snapshot);
+        } else if (report != NULL) {
+            *report = filled;
+        }
+    }
+    mui_snapshot_free(&snapshot);
+    return s;
+}
+
+mu_status mu_load(mu_module *root, const char *path, const mu_load_options *options, mu_load_report *report)
+{
+    static const mu_load_options defaults;
+    const mu_load_options *o = options != NULL ? options : &defaults;
+    if (root == NULL) {
+        return MU_ERR_ARG;
+    }
+    mu_context *c = mu_module_context(root);
+    mui_plan plan = {0};
+    mu_status s = mu_context_status(c);
+    if (s == MU_OK && (path == NULL || path[0] == '\0')) {
+        s = mui_fail(c, MU_ERR_ARG, "mu_load: no path");
+    }
+    s = mui_agree(c, o->group, s == MU_OK ? mui_plan_open(c, root, &plan) : s);
+    if (s == MU_OK) {
+        s = mui_agree(c, o->group, mui_is_reader(o->group) ? read_plan(&plan, path, o) : MU_OK);
+    }
+    if (s == MU_OK) {
+        s = mui_plan_share(&plan, o->group);
+    }
+    if (s == MU_OK) {
+        s = apply(&plan, root, o->group, report);
+    }
+    mui_plan_close(&plan);
+    return s;
+}

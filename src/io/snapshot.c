@@ -1,0 +1,102 @@
+/* Keeps and puts back the memory behind a model and its optimiser. */
+#include "io/snapshot.h"
+#include "base/alloc.h"
+
+#include <string.h>
+
+/* The memory of a state, whatever its layout: a parameter's slice, or a plain buffer. */
+static size_t state_bytes(const mui_state *x)
+{
+    return x->parameter != NULL ? x->parameter->capacity * sizeof(float)
+                                : (size_t)mui_dims_elements(x->value->dims) * mu_dtype_bytes(x->value->dtype);
+}
+
+static bool is_kept(const mui_states *s, size_t i)
+{
+    return s->items[i].same_as == i && s->items[i].value->data != NULL;
+}
+
+static mu_status keep_optimizer(mui_snapshot *s, mu_module *root)
+{
+    s->parameters = mui_optimizer_count(s->optimizer);
+    s->store = s->parameters >= 0 ? mui_store_of(root) : NULL;
+    if (s->store == NULL) {
+        return mu_context_status(s->context);
+    }
+    size_t slab_bytes = s->store->floats * sizeof(float), all = 0;
+    if (!mui_size_mul(slab_bytes, s->store->slab_count, &all)) {
+        return MU_ERR_NOMEM;
+    }
+    s->slabs = mui_alloc(s->context, all);
+    s->progress = mui_calloc(s->context, (size_t)s->parameters, sizeof(*s->progress));
+    if (s->slabs == NULL || s->progress == NULL) {
+        return MU_ERR_NOMEM;
+    }
+    for (size_t i = 0; i < s->store->slab_count; i++) {
+        memcpy(s->slabs + i * s->store->floats, s->store->slabs[i]->data, slab_bytes);
+    }
+    for (int64_t i = 0; i < s->parameters; i++) {
+        s->progress[i] = mui_optimizer_get(s->optimizer, i);
+    }
+    s->steps = mu_optimizer_steps(s->optimizer);
+    s->lr = mu_optimizer_lr(s->optimizer);
+    return MU_OK;
+}
+
+mu_status mui_snapshot_take(const mui_states *states, mu_module *root, mu_optimizer *optimizer, mui_snapshot *out)
+{
+    mui_snapshot s = {.context = states->context, .states = states, .optimizer = optimizer};
+    size_t bytes = 0;
+    for (size_t i = 0; i < states->count; i++) {
+        const mu_tensor *t = states->items[i].value;
+        if (states->items[i].parameter == NULL && !mui_tensor_is_plain(t)) {
+            return mui_fail(s.context, MU_ERR_INTERNAL, "buffer %s has a layout of its own", states->items[i].name);
+        }
+        bytes += is_kept(states, i) ? state_bytes(&states->items[i]) : 0;
+    }
+    s.values = mui_alloc(s.context, bytes);
+    mu_status status = s.values == NULL ? MU_ERR_NOMEM : optimizer != NULL ? keep_optimizer(&s, root) : MU_OK;
+    if (status != MU_OK) {
+        mui_snapshot_free(&s);
+        return status;
+    }
+    char *at = s.values;
+    for (size_t i = 0; i < states->count; i++) {
+        if (is_kept(states, i)) {
+            memcpy(at, states->items[i].value->data, state_bytes(&states->items[i]));
+            at += state_bytes(&states->items[i]);
+        }
+    }
+    *out = s;
+    return MU_OK;
+}
+
+void mui_snapshot_restore(mui_snapshot *s)
+{
+    const char *at = s->values;
+    for (size_t i = 0; i < s->states->count; i++) {
+        if (is_kept(s->states, i)) {
+            memcpy(s->states->items[i].value->data, at, state_bytes(&s->states->items[i]));
+            at += state_bytes(&s->states->items[i]);
+        }
+    }
+    if (s->optimizer == NULL) {
+        return;
+    }
+    for (int64_t i = 0; i < s->parameters; i++) { /* before the slabs: it may clear parts of them */
+        mui_optimizer_set_progress(s->optimizer, i, s->progress[i].has_state, s->progress[i].step);
+    }
+    for (size_t i = 0; i < s->store->slab_count; i++) {
+        memcpy(s->store->slabs[i]->data, s->slabs + i * s->store->floats, s->store->floats * sizeof(float));
+    }
+    mui_optimizer_set_steps(s->optimizer, s->steps);
+    mu_optimizer_set_lr(s->optimizer, s->lr);
+}
+
+void mui_snapshot_free(mui_snapshot *s)
+{
+    mui_free(s->context, s->values);
+    mui_free(s->context, s->slabs);
+    mui_free(s->context, s->progress);
+    *s = (mui_snapshot){0};
+}

@@ -1,0 +1,28 @@
+/* What a load may change, kept so that a failure half way leaves everything bit for bit as it was. Restoring copies
+ * memory only and cannot fail. */
+#ifndef MUI_SNAPSHOT_H
+#define MUI_SNAPSHOT_H
+
+#include "io/state_list.h"
+#include "optim/optimizer.h"
+
+typedef struct mui_snapshot {
+    mu_context *context;
+    const mui_states *states;
+    mui_store *store;        /* whose state slabs are kept; NULL: no optimiser */
+    mu_optimizer *optimizer;
+    char *values;            /* of each distinct state, in order */
+    float *slabs;
+    mui_optimizer_entry *progress;
+    int64_t parameters;
+    int64_t steps;
+    float lr;
+} mui_snapshot;
+
+/* optimizer may be NULL. On error nothing is left to free. */
+mu_status mui_snapshot_take(const mui_states *states, mu_module *root, mu_optimizer *optimizer,
+                            mui_snapshot *out) MU_MUST_USE;
+void mui_snapshot_restore(mui_snapshot *s);
+void mui_snapshot_free(mui_snapshot *s);
+
+#endif
