@@ -1,0 +1,39 @@
+/* What a training checkpoint says beside the model: the optimiser's state, staged, and the numbers. */
+#ifndef MUI_TRAINING_STATE_H
+#define MUI_TRAINING_STATE_H
+
+#include "io/checkpoint_file.h"
+#include "io/snapshot.h"
+
+typedef struct mui_training_numbers {
+    int64_t epoch, step_in_epoch, step, optimizer_steps;
+    uint64_t seed;
+    float lr;
+    bool has_note;
+} mui_training_numbers;
+
+typedef struct mui_training_progress {
+    int64_t has_state, step; /* int64_t both: they travel as they are */
+} mui_training_progress;
+
+/* floats holds the state tensors of parameter 0, then 1, ...; progress one entry for each parameter. */
+typedef struct mui_training_state {
+    mu_context *context;
+    mu_optimizer *optimizer; /* NULL: none is loaded */
+    int64_t parameters, floats_count;
+    mui_training_progress *progress;
+    float *floats;
+    int64_t *offsets;        /* in floats, of each parameter's part */
+    mui_training_numbers numbers;
+    char *note;
+} mui_training_state;
+
+/* Room for the optimiser's state. All ranks. */
+mu_status mui_training_state_open(mu_context *c, mu_optimizer *o, mui_training_state *out) MU_MUST_USE;
+void mui_training_state_close(mui_training_state *s);
+/* The reader: fills everything from the file, checking kinds, counts and shapes. */
+mu_status mui_training_state_read(mui_training_state *s, mu_checkpoint *k) MU_MUST_USE;
+/* Writes into the optimiser; the caller restores its snapshot on failure. */
+mu_status mui_training_state_apply(const mui_training_state *s) MU_MUST_USE;
+
+#endif
