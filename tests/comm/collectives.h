@@ -151,6 +151,10 @@ static inline void body_in_flight(mu_group *g, int rank, int size, void *arg)
     for (int round = 0; round < 2; round++) {
         int64_t counts[MANY];
         float *data[MANY];
+        if (rank == round % size) {
+            /* The others start all of theirs meanwhile: more than there are slots. */
+            nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        }
         for (int i = 0; i < MANY; i++) {
             counts[i] = (int64_t)(mix((uint64_t)(i * 2 + round)) % (i % 5 == 0 ? LONGEST : 60));
             data[i] = (i % 3 == 0 ? own : shared) + i * LONGEST;
@@ -181,6 +185,39 @@ static inline void body_in_flight(mu_group *g, int rank, int size, void *arg)
     }
     inputs_free(&a, size);
     free(own);
+}
+
+/* Several that all need the staging space, posted by all before any of them has moved. */
+static inline void body_staged_in_flight(mu_group *g, int rank, int size, void *arg)
+{
+    (void)arg;
+    enum { MANY = 5, LONGEST = 700000 };
+    float *data = malloc(sizeof(float) * MANY * LONGEST);
+    all_inputs a = inputs_new(size, sizeof(float) * LONGEST);
+    for (int round = 0; round < 6; round++) {
+        mu_request *requests[MANY];
+        int64_t counts[MANY];
+        for (int i = 0; i < MANY; i++) {
+            counts[i] = i == round % MANY ? LONGEST : 100 + (int64_t)(mix((uint64_t)(i + round)) % 5000);
+            fill(data + i * LONGEST, MU_F32, counts[i], rank, (uint64_t)i);
+        }
+        nap_randomly((uint64_t)(round * 16 + rank), 2000);
+        for (int i = 0; i < MANY; i++) {
+            requests[i] = mu_all_reduce_start(g, data + i * LONGEST, counts[i], MU_F32, MU_SUM);
+        }
+        nap_randomly((uint64_t)(round * 16 + rank + 7), 2000);
+        for (int i = 0; i < MANY; i++) {
+            CHECK(mu_request_wait(requests[i]) == MU_OK, "wait");
+            for (int r = 0; r < size; r++) {
+                fill(a.in[r], MU_F32, counts[i], r, (uint64_t)i);
+            }
+            reference(a.want, a.in, MU_F32, MU_SUM, size, counts[i]);
+            CHECK(memcmp(data + i * LONGEST, a.want, sizeof(float) * (size_t)counts[i]) == 0, "request %d on rank %d",
+                  i, rank);
+        }
+    }
+    inputs_free(&a, size);
+    free(data);
 }
 
 static inline void body_others(mu_group *g, int rank, int size, void *arg)

@@ -25,6 +25,8 @@ static void many_in_flight(void **state)
         assert_int_equal(run_threads(n, body_in_flight, NULL, NULL, true), 0);
     }
     assert_int_equal(run_threads(7, body_in_flight, NULL, NULL, true), 0);
+    assert_int_equal(run_threads(2, body_staged_in_flight, NULL, NULL, true), 0);
+    assert_int_equal(run_threads(3, body_staged_in_flight, NULL, NULL, true), 0);
 }
 
 static void other_collectives(void **state)
