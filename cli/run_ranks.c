@@ -1,0 +1,334 @@
+/* Starting ranks, watching over them, and ending them. Every rank is a process group of its own. */
+#define _GNU_SOURCE
+#include "commands.h"
+#include "run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define GRACE_SECONDS 5.0 /* between SIGTERM and SIGKILL */
+
+double run_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* -- the guard --------------------------------------------------------------------------------------------------- */
+/* Reads process groups from the launcher: a positive number begins, a negative one ends. At the end of the pipe it
+ * kills those that have not ended. */
+static void guard_groups(int fd)
+{
+    static pid_t groups[RUN_MOST_RANKS];
+    int count = 0;
+    for (;;) {
+        pid_t g;
+        ssize_t n = read(fd, &g, sizeof(g));
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n != (ssize_t)sizeof(g)) {
+            break;
+        }
+        if (g > 0 && count < RUN_MOST_RANKS) {
+            groups[count++] = g;
+        }
+        for (int i = 0; i < count && g < 0; i++) {
+            if (groups[i] == -g) {
+                groups[i] = groups[--count];
+                break;
+            }
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        kill(-groups[i], SIGKILL);
+    }
+    _exit(0);
+}
+
+bool run_start_guard(launch *l)
+{
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        return false;
+    }
+    fflush(NULL);
+    l->guard = fork();
+    if (l->guard == 0) {
+        /* Out of reach of what a terminal or a `kill -PGID` sends to the launcher's group. */
+        setpgid(0, 0);
+        signal(SIGINT, SIG_IGN);
+        signal(SIGTERM, SIG_IGN);
+        signal(SIGHUP, SIG_IGN);
+        close(ends[1]);
+        guard_groups(ends[0]);
+    }
+    close(ends[0]);
+    l->guard_fd = ends[1];
+    return l->guard > 0;
+}
+
+static void tell_guard(launch *l, pid_t group)
+{
+    /* A dead guard is no reason to stop: PR_SET_PDEATHSIG still covers the ranks themselves. */
+    ssize_t n = write(l->guard_fd, &group, sizeof(group));
+    (void)n;
+}
+
+void run_end_guard(launch *l)
+{
+    if (l->guard_fd >= 0) {
+        close(l->guard_fd);
+        waitpid(l->guard, NULL, 0);
+    }
+}
+
+/* -- starting a rank --------------------------------------------------------------------------------------------- */
+static void set_number(const char *name, int n)
+{
+    char text[16];
+    snprintf(text, sizeof(text), "%d", n);
+    setenv(name, text, 1);
+}
+
+static void set_environment(const launch *l, int rank)
+{
+    set_number("RANK", rank);
+    set_number("LOCAL_RANK", rank);
+    set_number("WORLD_SIZE", l->size);
+    set_number("LOCAL_WORLD_SIZE", l->size);
+    set_number("GROUP_RANK", 0);
+    set_number("GROUP_WORLD_SIZE", 1);
+    set_number("ROLE_RANK", rank);
+    set_number("ROLE_WORLD_SIZE", l->size);
+    setenv("ROLE_NAME", "default", 1);
+    setenv("MASTER_ADDR", l->master_addr, 1);
+    setenv("MASTER_PORT", l->master_port, 1);
+    set_number("TORCHELASTIC_RESTART_COUNT", l->restart);
+    set_number("TORCHELASTIC_MAX_RESTARTS", l->max_restarts);
+    setenv("TORCHELASTIC_RUN_ID", l->job, 1);
+    setenv("MUSTER_JOB", l->job, 1);
+    if (l->size > 1) {
+        setenv("OMP_NUM_THREADS", "1", 0);
+    }
+}
+
+/* In the child. Ends in exec, or with errno written to `report`. */
+static void become_rank(const launch *l, int rank, pid_t parent, int out, int err, int report)
+{
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) {
+        _exit(1); /* the launcher died before the line above */
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_DFL);
+    /* A terminal would stop a process outside its foreground group. */
+    if (rank != 0 || isatty(0)) {
+        int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        if (nothing >= 0) {
+            dup2(nothing, 0);
+        }
+    }
+    if (out >= 0) {
+        dup2(out, 1);
+    }
+    dup2(err, 2);
+    set_environment(l, rank);
+    execvp(l->program[0], l->program);
+    int e = errno;
+    ssize_t n = write(report, &e, sizeof(e));
+    (void)n;
+    _exit(127);
+}
+
+static bool open_log(const launch *l, rank_process *p)
+{
+    p->log = -1;
+    if (l->log_dir == NULL) {
+        return true;
+    }
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "%s/rank-%d.log", l->log_dir, p->rank);
+    p->log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (l->restart == 0 ? O_TRUNC : 0), 0666);
+    if (p->log < 0) {
+        cli_fail("run", CLI_FAILED, "%s: %s", path, strerror(errno));
+    }
+    return p->log >= 0;
+}
+
+int run_start_rank(launch *l, int rank)
+{
+    rank_process *p = &l->ranks[rank];
+    char *lines[2] = {p->out.line, p->err.line};
+    *p = (rank_process){.rank = rank, .log = -1, .out = {-1, 1, 0, lines[0]}, .err = {-1, 2, 0, lines[1]}};
+    int out[2] = {-1, -1}, err[2], report[2];
+    /* On a terminal rank 0 writes straight to it, as a program of its own would. */
+    bool direct = rank == 0 && l->log_dir == NULL && isatty(1);
+    if (!open_log(l, p)) {
+        return CLI_FAILED;
+    }
+    if ((!direct && pipe2(out, O_CLOEXEC) != 0) || pipe2(err, O_CLOEXEC) != 0 || pipe2(report, O_CLOEXEC) != 0) {
+        return cli_fail("run", CLI_FAILED, "pipe: %s", strerror(errno));
+    }
+    pid_t parent = getpid(), pid = fork();
+    if (pid == 0) {
+        become_rank(l, rank, parent, out[1], err[1], report[1]);
+    }
+    if (pid < 0) {
+        return cli_fail("run", CLI_FAILED, "fork: %s", strerror(errno));
+    }
+    setpgid(pid, pid); /* both sides do, so that it is done before either goes on; fails after the exec */
+    p->pid = pid;
+    tell_guard(l, pid);
+    close(out[1]);
+    close(err[1]);
+    close(report[1]);
+    p->out.fd = out[0];
+    p->err.fd = err[0];
+    int e = 0;
+    ssize_t n;
+    do {
+        n = read(report[0], &e, sizeof(e));
+    } while (n < 0 && errno == EINTR);
+    close(report[0]);
+    return n == (ssize_t)sizeof(e) ? cli_fail("run", CLI_USAGE, "cannot run %s: %s", l->program[0], strerror(e)) : CLI_OK;
+}
+
+/* -- ending ------------------------------------------------------------------------------------------------------ */
+static void signal_all(launch *l, int sig)
+{
+    for (int r = 0; r < l->size; r++) {
+        if (l->ranks[r].pid > 0) {
+            kill(-l->ranks[r].pid, sig);
+            kill(-l->ranks[r].pid, SIGCONT); /* a stopped rank gets it too */
+        }
+    }
+}
+
+void run_stop_all(launch *l, int sig)
+{
+    if (!l->stopping) {
+        l->stopping = true;
+        l->deadline = run_now() + GRACE_SECONDS;
+        signal_all(l, sig);
+    }
+}
+
+static int running(const launch *l)
+{
+    int n = 0;
+    for (int r = 0; r < l->size; r++) {
+        n += l->ranks[r].pid > 0;
+    }
+    return n;
+}
+
+static rank_process *find_pid(launch *l, pid_t pid)
+{
+    for (int r = 0; r < l->size; r++) {
+        if (l->ranks[r].pid == pid) {
+            return &l->ranks[r];
+        }
+    }
+    return NULL;
+}
+
+/* Collects whoever has ended. Of several at once, one that was killed is taken for the cause: the others may have
+ * failed because of it. */
+static void reap(launch *l)
+{
+    bool was_stopping = l->stopping;
+    for (;;) {
+        siginfo_t info = {0};
+        if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) {
+            break;
+        }
+        rank_process *p = find_pid(l, info.si_pid);
+        int status = 0;
+        bool failed = info.si_code != CLD_EXITED || info.si_status != 0;
+        if (p != NULL && (failed || l->stopping)) {
+            kill(-p->pid, SIGKILL); /* its own children; before its number can be given to another */
+        }
+        waitpid(info.si_pid, &status, 0);
+        if (p == NULL) {
+            continue; /* the guard */
+        }
+        tell_guard(l, -p->pid);
+        p->pid = 0;
+        run_drain(l, p);
+        if (failed && !was_stopping &&
+            (l->failed < 0 || (WIFSIGNALED(status) && !WIFSIGNALED(l->failed_status)))) {
+            l->failed = p->rank;
+            l->failed_status = status;
+        }
+    }
+    if (l->failed >= 0) {
+        run_stop_all(l, SIGTERM);
+    }
+}
+
+static void on_signal(launch *l)
+{
+    struct signalfd_siginfo info;
+    while (read(l->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+        int sig = (int)info.ssi_signo;
+        if (sig == SIGCHLD) {
+            continue;
+        }
+        if (l->got_signal != 0) {
+            l->deadline = 0; /* asked twice: no more grace */
+        }
+        l->got_signal = sig;
+        run_stop_all(l, sig);
+    }
+    reap(l);
+}
+
+void run_watch(launch *l)
+{
+    struct pollfd *fds = calloc((size_t)l->size * 2 + 1, sizeof(*fds));
+    if (fds == NULL) {
+        run_stop_all(l, SIGKILL);
+        return;
+    }
+    while (running(l) > 0) {
+        fds[0] = (struct pollfd){.fd = l->signals, .events = POLLIN};
+        for (int r = 0; r < l->size; r++) {
+            fds[2 * r + 1] = (struct pollfd){.fd = l->ranks[r].out.fd, .events = POLLIN};
+            fds[2 * r + 2] = (struct pollfd){.fd = l->ranks[r].err.fd, .events = POLLIN};
+        }
+        double left = l->deadline - run_now();
+        int timeout = !l->stopping || l->killed ? 1000 : left <= 0 ? 0 : (int)(left * 1000) + 1;
+        int n = poll(fds, (nfds_t)l->size * 2 + 1, timeout);
+        for (int r = 0; r < l->size && n > 0; r++) {
+            rank_process *p = &l->ranks[r];
+            if (fds[2 * r + 1].revents != 0) {
+                run_pump(l, p, &p->out);
+            }
+            if (fds[2 * r + 2].revents != 0) {
+                run_pump(l, p, &p->err);
+            }
+        }
+        on_signal(l);
+        if (l->stopping && !l->killed && run_now() >= l->deadline) {
+            l->killed = true;
+            signal_all(l, SIGKILL);
+        }
+    }
+    free(fds);
+}
