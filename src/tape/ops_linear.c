@@ -36,8 +36,8 @@ static mu_status linear_backward(mui_backward *b, mui_node *n)
     if (s == MU_OK && mui_wants_grad(b, n, 1)) {
         float *dw = mui_grad_out(b, n, 1, NULL, &add);
         s = dw == NULL ? mui_backward_failed(n)
-                       : mui_gemm(e, true, false, out, in, rows, 1.0f, dy, out, mui_cfloats(x), in, add ? 1.0f : 0.0f, dw,
-                                  in);
+                       : mui_gemm(e, true, false, out, in, rows, 1.0f, dy, out, mui_cfloats(x), in,
+                                  add ? 1.0f : 0.0f, dw, in);
     }
     if (s == MU_OK && n->in_count > 2 && mui_wants_grad(b, n, 2)) {
         float *db = mui_grad_out(b, n, 2, NULL, &add);

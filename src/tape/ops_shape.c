@@ -138,13 +138,14 @@ mu_tensor *mu_permute(mu_tape *t, mu_tensor *x, mu_dims order)
 
 static mu_tensor *permute_sample(mu_tape *t, int i, uint64_t seed)
 {
+    mu_tensor *x = NULL;
     switch (i) {
     case 0: return mu_permute(t, mui_sample_leaf(t, MU_DIMS(2, 3, 4), seed), MU_DIMS(2, 0, 1));
     case 1: return mu_permute(t, mui_sample_leaf(t, MU_SCALAR, seed), MU_SCALAR);
     case 2: return mu_permute(t, mui_sample_leaf(t, MU_DIMS(0, 3), seed), MU_DIMS(1, 0));
     case 3: /* of a view of a view */
-        return mu_permute(t, mu_narrow(t, mu_permute(t, mui_sample_leaf(t, MU_DIMS(4, 3), seed), MU_DIMS(1, 0)), 1, 1, 2),
-                          MU_DIMS(1, 0));
+        x = mu_permute(t, mui_sample_leaf(t, MU_DIMS(4, 3), seed), MU_DIMS(1, 0));
+        return mu_permute(t, mu_narrow(t, x, 1, 1, 2), MU_DIMS(1, 0));
     default: return NULL;
     }
 }

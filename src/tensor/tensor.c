@@ -299,7 +299,8 @@ mu_status mu_tensor_write(mu_tensor *t, const float *in, int64_t elements)
         return copy_in(t, in);
     }
     if (!is_float(t->dtype)) {
-        return mui_fail(t->context, MU_ERR_DTYPE, "a tensor of %s cannot be written from float", mu_dtype_name(t->dtype));
+        return mui_fail(t->context, MU_ERR_DTYPE, "a tensor of %s cannot be written from float",
+                        mu_dtype_name(t->dtype));
     }
     void *own = mui_alloc(t->context, (size_t)elements * mu_dtype_bytes(t->dtype));
     if (own == NULL) {
