@@ -20,11 +20,19 @@ typedef enum mu_absent_policy {
     MU_ABSENT_ERROR        /* MU_ERR_STATE on all ranks, naming parameters and reasons */
 } mu_absent_policy;
 
+/* What a reduction does about gradients that are not finite (NaN or infinite) on some rank, or whose sum is not. */
+typedef enum mu_nonfinite_policy {
+    MU_NONFINITE_KEEP = 0, /* nothing: they reach every rank, as in PyTorch */
+    MU_NONFINITE_SKIP,     /* MU_SKIPPED on all ranks, gradients untouched; parameter and ranks are logged */
+    MU_NONFINITE_ERROR     /* MU_ERR_STATE on all ranks, naming parameter and ranks */
+} mu_nonfinite_policy;
+
 typedef struct mu_ddp_options {
     const char *name;         /* in messages; NULL: the module's kind. Copied */
     size_t bucket_bytes;      /* 0: 25 MiB */
     size_t first_bucket_bytes;/* the bucket launched first; 0: 1 MiB */
     mu_absent_policy absent;
+    mu_nonfinite_policy nonfinite;
     bool buffers_from_rank0;  /* float buffers take rank 0's values (PyTorch's way); default: the mean over ranks */
     int check_every;          /* mu_ddp_check every so many reductions; 0: never */
 } mu_ddp_options;
@@ -61,13 +69,17 @@ typedef struct mu_absent {
     const char *name;     /* of the parameter */
     mu_absence here;      /* why it is absent on this rank; MU_PRESENT if only others lack it */
     int ranks_present;    /* how many ranks contributed */
-    const char *op;       /* the operation that read it, or NULL */
-    const char *module;   /* path of the module in which it was read, or where the dead path ends, or NULL */
+    const char *op;         /* the operation that read it, or NULL */
+    const char *module;     /* path of the module in which it was read, or NULL */
+    const char *end_op;     /* not reached: the last operation of the dead path; detached: what cut it; else NULL */
+    const char *end_module; /* path of the module of that */
+    const char *region;     /* detached in a no-grad region: its name ("" when it has none); else NULL */
 } mu_absent;
 
 typedef struct mu_ddp_report {
     uint64_t reductions;      /* finished so far, skipped ones not counted */
     int buckets;
+    int buckets_early;        /* of the last reduction: launched before local backward had finished */
     const mu_absent *absent;  /* of the last reduction, parameters that at least one rank lacked; frozen ones not */
     int64_t absent_count;
     double backward_seconds;  /* of the last reduction: all of it */

@@ -61,8 +61,8 @@ static inline void *rank_thread(void *p)
 static inline int run_threads(int size, rank_fn fn, void *arg, const mu_group_options *options, bool clean)
 {
     mu_thread_world *w = mu_thread_world_new(size, options);
-    pthread_t thread[16];
-    rank_job job[16];
+    pthread_t thread[32];
+    rank_job job[32];
     int before = __atomic_load_n(&failures, __ATOMIC_RELAXED);
     for (int r = 0; r < size; r++) {
         job[r] = (rank_job){w, fn, r, size, arg, clean};
@@ -109,7 +109,7 @@ static inline int run_processes(int size, rank_fn fn, void *arg, const mu_group_
 {
     char name[64];
     fresh_name(name);
-    pid_t pid[16];
+    pid_t pid[32];
     int bad = 0;
     for (int r = 0; r < size; r++) {
         pid[r] = fork_rank(name, r, size, fn, arg, options, clean);

@@ -1,0 +1,470 @@
+/* Buckets, their launch in fixed order, and what their tails say. */
+#include "ddp/reducer.h"
+#include "base/alloc.h"
+#include "base/rng.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A bucket's tail holds, for each slice, one bit for each rank that contributed (MASK_BITS ranks to a float), then a
+ * bit for each rank whose part was not finite, then this rank's samples in two parts. All are sums of small integers, exact in a float; a mean divides them by the number of
+ * ranks, and rounding after multiplying back is exact again: the error is below 2^MASK_BITS times a few ulps. */
+enum { MASK_BITS = 20, SAMPLE_FLOATS = 2, SAMPLE_LOW = 4096 };
+
+struct mui_reducer {
+    mu_context *context;
+    mu_group *group;
+    char *name;
+    uint64_t id;
+    int words; /* mask floats of a slice */
+
+    mui_slice *slices;
+    int64_t count;
+    mui_slice_bucket *buckets;
+    int64_t bucket_count;
+    float *slab;
+    uint64_t layout_hash;
+    int64_t *bucket_of;    /* of each slice */
+    uint8_t *states;
+    uint8_t *seen;         /* became ready in this reduction */
+    int64_t *pending;      /* slices each bucket still waits for */
+    mu_request **requests; /* of each bucket; NULL when done or not started */
+    float *masks;          /* of each slice, words each, after wait */
+    float *bad;            /* of each bucket, words each, after wait */
+    int64_t *ready_order;
+    int64_t ready_count;
+
+    uint64_t sequence;
+    mui_reduction how;
+    mui_identity identity;
+    int64_t launched;      /* buckets launched so far: the next one */
+    int64_t completed;     /* requests seen to be done; they complete in order */
+    bool abandoned, skipped;
+    mu_status failed;
+    int64_t total_samples;
+    int64_t first_bad;
+    char text[MUI_IDENTITY_TEXT];
+    char abandon_text[MUI_IDENTITY_TEXT];
+    char skip_text[2 * MUI_IDENTITY_TEXT];
+};
+
+static int mask_words(const mu_group *g)
+{
+    return (mu_group_size(g) + MASK_BITS - 1) / MASK_BITS;
+}
+
+static void write_text(mui_reducer *r)
+{
+    snprintf(r->text, sizeof(r->text), "%sreduction %llu (ddp `%.80s`)%s", r->how.weighted ? "weighted " : "",
+             (unsigned long long)r->sequence, r->name, r->how.note != NULL ? r->how.note : "");
+}
+
+mui_reducer *mui_reducer_new(mu_context *c, mu_group *g, const char *name, uint64_t id)
+{
+    mui_reducer *r = mui_calloc(c, 1, sizeof(*r));
+    if (r == NULL) {
+        return NULL;
+    }
+    r->context = c;
+    r->group = g;
+    r->id = id;
+    r->words = mask_words(g);
+    r->sequence = 1;
+    r->name = mui_strdup(c, name);
+    if (r->name == NULL) {
+        mui_free(c, r);
+        return NULL;
+    }
+    write_text(r);
+    return r;
+}
+
+static void free_layout(mui_reducer *r)
+{
+    mu_context *c = r->context;
+    mui_free(c, r->slices);
+    mui_free(c, r->buckets);
+    mui_free(c, r->bucket_of);
+    mui_free(c, r->states);
+    mui_free(c, r->seen);
+    mui_free(c, r->pending);
+    mui_free(c, r->requests);
+    mui_free(c, r->masks);
+    mui_free(c, r->bad);
+    mui_free(c, r->ready_order);
+}
+
+void mui_reducer_free(mui_reducer *r)
+{
+    if (r != NULL) {
+        free_layout(r);
+        mui_free(r->context, r->name);
+        mui_free(r->context, r);
+    }
+}
+
+size_t mui_reducer_tail(const mu_group *g, int64_t count)
+{
+    return (size_t)(count + 1) * (size_t)mask_words(g) + SAMPLE_FLOATS;
+}
+
+int64_t mui_reducer_plan(const size_t *bytes, int64_t count, size_t first, size_t cap, int64_t *counts)
+{
+    int64_t buckets = 0;
+    size_t sum = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (sum == 0) {
+            counts[buckets] = 0;
+        }
+        counts[buckets]++;
+        /* A slice without bytes counts one, so that the test above still tells an empty bucket. */
+        sum += bytes[i] > 0 ? bytes[i] : 1;
+        if (sum >= (buckets == 0 ? first : cap)) {
+            buckets++;
+            sum = 0;
+        }
+    }
+    return buckets + (sum > 0);
+}
+
+mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t count, const mui_slice_bucket *buckets,
+                             int64_t bucket_count, float *slab, uint64_t hash)
+{
+    mu_context *c = r->context;
+    size_t n = (size_t)count, b = (size_t)bucket_count;
+    mui_reducer next = *r;
+    next.slices = mui_calloc(c, n, sizeof(*next.slices));
+    next.buckets = mui_calloc(c, b, sizeof(*next.buckets));
+    next.bucket_of = mui_calloc(c, n, sizeof(*next.bucket_of));
+    next.states = mui_calloc(c, n, 1);
+    next.seen = mui_calloc(c, n, 1);
+    next.pending = mui_calloc(c, b, sizeof(*next.pending));
+    next.requests = mui_calloc(c, b, sizeof(*next.requests));
+    next.masks = mui_calloc(c, n * (size_t)r->words, sizeof(*next.masks));
+    next.bad = mui_calloc(c, b * (size_t)r->words, sizeof(*next.bad));
+    next.ready_order = mui_calloc(c, n, sizeof(*next.ready_order));
+    if (next.slices == NULL || next.buckets == NULL || next.bucket_of == NULL || next.states == NULL ||
+        next.seen == NULL || next.pending == NULL || next.requests == NULL || next.masks == NULL ||
+        next.ready_order == NULL || next.bad == NULL) {
+        free_layout(&next);
+        return MU_ERR_NOMEM;
+    }
+    if (n > 0) {
+        memcpy(next.slices, slices, n * sizeof(*slices));
+    }
+    memcpy(next.buckets, buckets, b * sizeof(*buckets));
+    for (int64_t k = 0; k < bucket_count; k++) {
+        for (int64_t i = 0; i < buckets[k].count; i++) {
+            next.bucket_of[buckets[k].first + i] = k;
+        }
+    }
+    next.count = count;
+    next.bucket_count = bucket_count;
+    next.slab = slab;
+    next.layout_hash = hash;
+    next.ready_count = 0;
+    free_layout(r);
+    *r = next;
+    return MU_OK;
+}
+
+static bool is_finite(const float *x, size_t n)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof(bits));
+        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    return bad == 0;
+}
+
+/* Zeros for slices this rank has nothing for, and the tail. */
+static void fill_bucket(mui_reducer *r, const mui_slice_bucket *b)
+{
+    int rank = mu_group_rank(r->group), word = rank / MASK_BITS;
+    float bit = (float)(1u << (rank % MASK_BITS));
+    float *tail = r->slab + b->offset + b->floats;
+    memset(tail, 0, b->tail * sizeof(*tail));
+    for (int64_t k = 0; k < b->count; k++) {
+        const mui_slice *s = &r->slices[b->first + k];
+        if (r->states[b->first + k] == MUI_SLICE_ABSENT) {
+            memset(r->slab + s->offset, 0, s->floats * sizeof(float));
+        } else {
+            tail[k * r->words + word] = bit;
+        }
+    }
+    if (r->how.look && !is_finite(r->slab + b->offset, b->floats)) {
+        tail[b->count * r->words + word] = bit;
+    }
+    float *samples = tail + (b->count + 1) * r->words;
+    samples[0] = (float)(r->how.samples / SAMPLE_LOW);
+    samples[1] = (float)(r->how.samples % SAMPLE_LOW);
+}
+
+static void remember_failure(mui_reducer *r, mu_status s)
+{
+    if (r->failed == MU_OK) {
+        r->failed = s;
+    }
+}
+
+/* A collective could not be started. If that is this rank's fault alone, the others must not wait for it. */
+static void start_failed(mui_reducer *r)
+{
+    mu_status own = mu_context_status(r->context);
+    remember_failure(r, r->group->broken != MU_OK ? r->group->broken : own != MU_OK ? own : MU_ERR_COMM);
+    mu_group_abort(r->group, own != MU_OK ? mu_context_message(r->context) : "could not start a reduction");
+}
+
+static void launch_next(mui_reducer *r)
+{
+    int64_t k = r->launched++;
+    const mui_slice_bucket *b = &r->buckets[k];
+    if (r->failed != MU_OK) {
+        return;
+    }
+    mui_identity *id = &r->identity;
+    id->kind = r->how.weighted ? MUI_KIND_WEIGHTED : MUI_KIND_MEAN;
+    if (r->abandoned) {
+        id->kind |= MUI_KIND_ABANDON;
+        memcpy(id->text, r->abandon_text, sizeof(id->text));
+    } else {
+        memcpy(id->text, r->text, sizeof(id->text));
+        fill_bucket(r, b);
+    }
+    uint64_t h = mui_hash_u64(mui_hash_u64(r->layout_hash, r->id), r->how.agreement);
+    id->hash = mui_hash_u64(mui_hash_string(h, r->name), (uint64_t)k);
+    id->sequence = r->sequence;
+    r->requests[k] = mui_all_reduce_start(r->group, r->slab + b->offset, (int64_t)(b->floats + b->tail), MU_F32,
+                                          r->how.weighted ? MU_SUM : MU_MEAN, id);
+    if (r->requests[k] == NULL) {
+        start_failed(r);
+    }
+}
+
+static void launch_complete(mui_reducer *r)
+{
+    while (r->launched < r->bucket_count && r->pending[r->launched] == 0) {
+        launch_next(r);
+    }
+}
+
+/* One request reported: MU_SKIPPED marks the reduction, an error fails it. */
+static void note_result(mui_reducer *r, mu_status s)
+{
+    if (s == MU_SKIPPED) {
+        if (!r->skipped) {
+            snprintf(r->skip_text, sizeof(r->skip_text), "%s", mui_group_skip_text(r->group));
+        }
+        r->skipped = true;
+    } else if (s < 0) {
+        remember_failure(r, s);
+    }
+}
+
+static void make_progress(mui_reducer *r)
+{
+    while (r->completed < r->launched && r->requests[r->completed] != NULL) {
+        bool done = false;
+        mu_status s = mu_request_test(r->requests[r->completed], &done);
+        if (s == MU_OK && !done) {
+            return;
+        }
+        r->requests[r->completed++] = NULL;
+        note_result(r, s);
+    }
+}
+
+void mui_reducer_begin(mui_reducer *r, const mui_reduction *how, const uint8_t *states)
+{
+    r->how = *how;
+    write_text(r);
+    r->launched = r->completed = 0;
+    r->abandoned = r->skipped = false;
+    r->failed = MU_OK;
+    r->ready_count = 0;
+    r->total_samples = 0;
+    r->first_bad = -1;
+    memset(r->pending, 0, (size_t)r->bucket_count * sizeof(*r->pending));
+    if (r->count > 0) {
+        memset(r->seen, 0, (size_t)r->count);
+        memcpy(r->states, states, (size_t)r->count);
+    }
+    for (int64_t i = 0; i < r->count; i++) {
+        r->pending[r->bucket_of[i]] += states[i] == MUI_SLICE_EXPECTED;
+    }
+    if (how->abandon != NULL) {
+        mui_reducer_abandon(r, how->abandon);
+    }
+    launch_complete(r);
+}
+
+void mui_reducer_ready(mui_reducer *r, int64_t i, bool contributes)
+{
+    if (r->states[i] != MUI_SLICE_EXPECTED) {
+        return;
+    }
+    r->states[i] = contributes ? MUI_SLICE_READY : MUI_SLICE_ABSENT;
+    if (!r->seen[i]) {
+        r->seen[i] = 1;
+        r->ready_order[r->ready_count++] = i;
+    }
+    if (--r->pending[r->bucket_of[i]] == 0) {
+        launch_complete(r);
+    }
+    make_progress(r);
+}
+
+void mui_reducer_abandon(mui_reducer *r, const char *reason)
+{
+    r->abandoned = true;
+    snprintf(r->abandon_text, sizeof(r->abandon_text), "%.90s: %s", r->text, reason != NULL ? reason : "no reason given");
+}
+
+void mui_reducer_launch_rest(mui_reducer *r)
+{
+    while (r->launched < r->bucket_count) {
+        launch_next(r);
+        make_progress(r);
+    }
+}
+
+/* Reads a bucket's tail and, when weighted, divides its sum. */
+static void read_bucket(mui_reducer *r, int64_t index)
+{
+    const mui_slice_bucket *b = &r->buckets[index];
+    float *data = r->slab + b->offset;
+    const float *tail = data + b->floats;
+    float times = r->how.weighted ? 1.0F : (float)mu_group_size(r->group);
+    for (int64_t k = 0; k < b->count * r->words; k++) {
+        r->masks[b->first * r->words + k] = roundf(tail[k] * times);
+    }
+    for (int w = 0; w < r->words; w++) {
+        r->bad[index * r->words + w] = roundf(tail[b->count * r->words + w] * times);
+    }
+    const float *samples = tail + (b->count + 1) * r->words;
+    r->total_samples = (int64_t)llroundf(samples[0] * times) * SAMPLE_LOW + (int64_t)llroundf(samples[1] * times);
+    if (r->how.weighted && r->total_samples > 0) {
+        float scale = 1.0F / (float)r->total_samples;
+        for (size_t i = 0; i < b->floats; i++) {
+            data[i] *= scale;
+        }
+    }
+}
+
+/* In what has been reduced, which is the same on all ranks: so is the answer. */
+static void find_bad(mui_reducer *r)
+{
+    for (int64_t k = 0; k < r->bucket_count && r->first_bad < 0; k++) {
+        const mui_slice_bucket *b = &r->buckets[k];
+        if (is_finite(r->slab + b->offset, b->floats)) {
+            continue;
+        }
+        r->first_bad = b->first;
+        while (is_finite(r->slab + r->slices[r->first_bad].offset, r->slices[r->first_bad].floats)) {
+            r->first_bad++;
+        }
+    }
+}
+
+mu_status mui_reducer_wait(mui_reducer *r)
+{
+    for (; r->completed < r->launched; r->completed++) {
+        mu_request *q = r->requests[r->completed];
+        if (q != NULL) {
+            r->requests[r->completed] = NULL;
+            note_result(r, mu_request_wait(q));
+        }
+    }
+    r->sequence++;
+    if (r->failed != MU_OK) {
+        return r->failed;
+    }
+    if (r->skipped) {
+        return MU_SKIPPED;
+    }
+    for (int64_t k = 0; k < r->bucket_count; k++) {
+        read_bucket(r, k);
+    }
+    if (r->how.look) {
+        find_bad(r);
+    }
+    return MU_OK;
+}
+
+mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, mu_dtype type, mu_reduce_op op)
+{
+    if (r->failed != MU_OK) {
+        return NULL;
+    }
+    mui_identity *id = &r->identity;
+    id->kind = MUI_KIND_BUFFERS;
+    id->sequence = r->sequence;
+    id->hash = mui_hash_u64(mui_hash_string(mui_hash_u64(MUI_HASH_START, r->id), r->name), (uint64_t)count);
+    snprintf(id->text, sizeof(id->text), "buffers of %.150s", r->text);
+    mu_request *q = mui_all_reduce_start(r->group, data, count, type, op, id);
+    if (q == NULL) {
+        start_failed(r);
+    }
+    return q;
+}
+
+int64_t mui_reducer_launched(const mui_reducer *r)
+{
+    return r->launched;
+}
+
+int64_t mui_reducer_first_bad(const mui_reducer *r)
+{
+    return r->first_bad;
+}
+
+bool mui_reducer_bad_on(const mui_reducer *r, int64_t i, int rank)
+{
+    int64_t k = r->bucket_of[i];
+    return ((uint32_t)r->bad[k * r->words + rank / MASK_BITS] >> (rank % MASK_BITS)) & 1u;
+}
+
+uint64_t mui_reducer_sequence(const mui_reducer *r)
+{
+    return r->sequence;
+}
+
+int64_t mui_reducer_total_samples(const mui_reducer *r)
+{
+    return r->total_samples;
+}
+
+int mui_reducer_ranks(const mui_reducer *r, int64_t i)
+{
+    int n = 0;
+    for (int w = 0; w < r->words; w++) {
+        for (uint32_t m = (uint32_t)r->masks[i * r->words + w]; m != 0; m &= m - 1) {
+            n++;
+        }
+    }
+    return n;
+}
+
+bool mui_reducer_on(const mui_reducer *r, int64_t i, int rank)
+{
+    return ((uint32_t)r->masks[i * r->words + rank / MASK_BITS] >> (rank % MASK_BITS)) & 1u;
+}
+
+const int64_t *mui_reducer_ready_order(const mui_reducer *r, int64_t *count)
+{
+    *count = r->ready_count;
+    return r->ready_order;
+}
+
+const char *mui_reducer_text(const mui_reducer *r)
+{
+    return r->text;
+}
+
+const char *mui_reducer_skip_text(const mui_reducer *r)
+{
+    return r->skip_text;
+}
