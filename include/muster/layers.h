@@ -29,7 +29,7 @@ typedef struct mu_conv_options {
 MU_API mu_module *mu_conv2d_layer(mu_context *c, int64_t in, int64_t out, int kernel, const mu_conv_options *options);
 
 /* weight, bias, running_mean, running_var (channels), num_batches_tracked (scalar MU_I64). Inputs (N, C) or
- * (N, C, H, W). */
+ * (N, C, H, W). A negative momentum means that the running statistics are the mean over all batches (PyTorch's None). */
 MU_API mu_module *mu_batch_norm_layer(mu_context *c, int64_t channels, const mu_batch_norm_options *options);
 
 MU_API mu_module *mu_relu_layer(mu_context *c);
