@@ -1,6 +1,8 @@
 /* Convolution against loops in double, for both kinds of kernels, over shapes that hit every special case. */
 #include "kern/kern_util.h"
 
+#include <pthread.h>
+
 typedef struct conv_case {
     int64_t n, ic, ih, iw, oc, kh, kw, sh, sw, ph, pw, dh, dw, groups;
     bool bias;
@@ -225,11 +227,67 @@ static void winograd_is_a_choice(void **state)
     }
 }
 
+/* Two ranks that are threads, each with its context, compute the same bits at the same time. */
+typedef struct rank {
+    pthread_t thread;
+    float y[2 * 32 * 14 * 14];
+    bool good;
+} rank;
+
+static void *run_rank(void *argument)
+{
+    rank *r = argument;
+    mu_context *c = mu_context_open(&(mu_context_options){.threads = 1});
+    mui_engine *e = mui_engine_of(c);
+    conv_case k = {2, 16, 14, 14, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1, false};
+    mui_conv2d_shape s = shape_of(&k);
+    mu_dims dx = MU_DIMS(2, 16, 14, 14), dy = MU_DIMS(2, 32, 14, 14);
+    const mui_conv2d_plan *p = mui_conv2d_plan_get(e, &s, NULL);
+    float *x = mui_calloc(c, 1, mui_bytes_in_layout(dx, p->x)), *y = mui_calloc(c, 1, mui_bytes_in_layout(dy, p->y));
+    float *w = mui_calloc(c, 32 * 16 * 9, sizeof(float));
+    for (int i = 0; i < 2 * 16 * 14 * 14; i++) {
+        x[i] = (float)(i % 101) * 0.37f - 9;
+    }
+    for (int i = 0; i < 32 * 16 * 9; i++) {
+        w[i] = (float)(i % 89) * 0.11f - 3;
+    }
+    r->good = true;
+    for (int i = 0; i < 20; i++) {
+        r->good = r->good && mui_conv2d_forward(e, p, x, w, NULL, y) == MU_OK &&
+                  mui_conv2d_backward_weights(e, p, x, y, w, NULL, false, false) == MU_OK;
+        for (int q = 0; q < 32 * 16 * 9; q++) {
+            w[q] *= 1e-6f;
+        }
+    }
+    r->good = r->good && mui_reorder(e, dy, p->y, y, NULL, r->y) == MU_OK;
+    mui_free(c, x);
+    mui_free(c, y);
+    mui_free(c, w);
+    r->good = mu_context_close(c) == MU_OK && r->good;
+    return NULL;
+}
+
+static void ranks_may_be_threads(void **state)
+{
+    (void)state;
+    static rank ranks[2];
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_join(ranks[i].thread, NULL), 0);
+        assert_true(ranks[i].good);
+    }
+    assert_same_bits("two ranks", ranks[0].y, ranks[1].y, sizeof(ranks[0].y));
+    assert_true(ranks[0].y[5] != 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_shapes),
         cmocka_unit_test(winograd_is_a_choice),
+        cmocka_unit_test(ranks_may_be_threads),
     };
     return cmocka_run_group_tests(tests, engines_open, engines_close);
 }

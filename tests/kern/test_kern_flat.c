@@ -120,9 +120,12 @@ static void dropout_draws_philox(void **state)
     mu_context *c = both->c[DEFAULT];
     const float ps[] = {0, 0.3f, 0.5f, 1};
     const int64_t sizes[] = {0, 1, 3, 64, 65, 1003};
-    for (int i = 0; i < 24; i++) {
-        float p = ps[i % 4];
-        int64_t n = sizes[i / 4];
+    uint32_t first[4];
+    mui_philox(0x123456789abcdefu, 77, 0, first);
+    for (int i = 0; i < 25; i++) {
+        /* The last p is a draw itself: that element is kept. */
+        float p = i == 24 ? (float)(first[1] >> 8) * 0x1p-24f : ps[i % 4];
+        int64_t n = i == 24 ? 9 : sizes[i / 4];
         float *x = random_floats(c, n, 1), *y = floats(c, n);
         mui_dropout(e, n, x, y, p, 0x123456789abcdefu, 77);
         for (int64_t k = 0; k < n; k++) {
