@@ -25,7 +25,7 @@ typedef struct mu_module_options {
 } mu_module_options;
 
 /* kind is the class name for printing and errors, e.g. "BasicBlock"; copied. The module belongs to the context until
- * it is added to a parent, then to the parent. */
+ * it is added to a parent, then to the parent. Takes self over at once: where making it fails, destroy has been called. */
 MU_API mu_module *mu_module_new(mu_context *c, const char *kind, const mu_module_options *options);
 
 typedef enum mu_init_kind {
@@ -53,7 +53,8 @@ MU_API mu_status mu_module_share(mu_module *m, const char *name, mu_parameter *p
 /* Adds a child under name (no dots, unique); the parent owns it from then on. NULL child: a failure upstream. */
 MU_API mu_status mu_module_add(mu_module *parent, const char *name, mu_module *child) MU_MUST_USE;
 /* Replaces the module at path (e.g. "fc", "layer4.1.conv2"); the old one is freed. Before or after wrapping or
- * making an optimiser: the next reduction and the next step see it. */
+ * making an optimiser: the next reduction and the next step see it. Between steps: what a tape holds of the old module
+ * must not be used any more (mu_tape_reset). On failure nothing changed, and child is still the context's. */
 MU_API mu_status mu_module_replace(mu_module *root, const char *path, mu_module *child);
 MU_API mu_status mu_module_remove(mu_module *root, const char *path) MU_MUST_USE;
 /* Borrowed; NULL when there is none (not an error). */

@@ -18,7 +18,8 @@ typedef struct mu_sgd_options {
     float weight_decay;
     bool nesterov;
 } mu_sgd_options;
-/* Owned by the context. */
+/* Owned by the context. root may be a part of a tree: then only its parameters are updated, and their gradients
+ * cleared. */
 MU_API mu_optimizer *mu_sgd(mu_module *root, float lr, const mu_sgd_options *options);
 
 typedef struct mu_adam_options {
@@ -55,8 +56,9 @@ MU_API mu_status mu_clip_grad_norm(mu_module *root, float max_norm, float *norm)
 /* Schedules are pure functions of the step, so there is nothing to save or resume. */
 typedef enum mu_schedule_kind {
     MU_SCHEDULE_CONSTANT = 0,
-    MU_SCHEDULE_STEP,   /* times gamma every step_size steps */
-    MU_SCHEDULE_COSINE  /* from lr to min_lr over total_steps, half a cosine (SGDR without restarts) */
+    /* Steps are counted from the end of the warm-up, as PyTorch's SequentialLR of LinearLR and then: */
+    MU_SCHEDULE_STEP,   /* times gamma every step_size steps (StepLR) */
+    MU_SCHEDULE_COSINE  /* from lr to min_lr at total_steps, half a cosine (CosineAnnealingLR); min_lr from then on */
 } mu_schedule_kind;
 typedef struct mu_schedule {
     mu_schedule_kind kind;
