@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,14 +23,12 @@ static char *follow_links(mu_context *c, const char *path)
     if (lstat(path, &st) != 0 || !S_ISLNK(st.st_mode)) {
         return mui_strdup(c, path);
     }
-    char *real = realpath(path, NULL);
-    if (real == NULL) {
+    char real[PATH_MAX];
+    if (realpath(path, real) == NULL) {
         mui_fail(c, MU_ERR_IO, "%s: a link that leads nowhere: %s", path, mui_errno_text(errno));
         return NULL;
     }
-    char *copy = mui_strdup(c, real);
-    free(real);
-    return copy;
+    return mui_strdup(c, real);
 }
 
 /* The folder part, "." when there is none. */
