@@ -37,17 +37,27 @@ typedef struct mu_ddp_options {
     int check_every;          /* mu_ddp_check every so many reductions; 0: never */
 } mu_ddp_options;
 
-/* Collective, blocks. Compares names, shapes, dtypes, order and trainable sets on all ranks, gives every rank the
- * values of rank 0, and moves gradients into the group's memory. Owned by the context. */
+/* Collective, blocks. Compares names, shapes, dtypes, order, trainable sets and options on all ranks (MU_ERR_COMM on all
+ * of them, naming the first difference), gives every rank the values and buffers of rank 0, and moves gradients into
+ * the group's memory. The tree may change afterwards, on all ranks alike: the next reduction follows it. root may be
+ * part of a tree: then only its parameters are reduced. Owned by the context. */
 MU_API mu_ddp *mu_ddp_wrap(mu_module *root, mu_group *g, const mu_ddp_options *options);
-MU_API void mu_ddp_free(mu_ddp *d);
+MU_API void mu_ddp_free(mu_ddp *d); /* not collective */
 
 /* Collective, blocks until every gradient is the mean over ranks. loss (one element) may be NULL: this rank has
  * nothing to add and contributes zeros. Parameters that no rank's loss reached keep no gradient. Called again before
- * the optimiser steps, it adds. MU_SKIPPED when a rank abandoned the step. */
+ * the optimiser steps, it adds. Gradients that mu_backward left on this rank count as part of its contribution: so
+ * micro-steps are accumulated without communication.
+ * Float buffers become the mean over ranks (or rank 0's), integer ones the largest.
+ * An error of this rank's own, before the call (a failed forward) or in it, is returned here, and MU_SKIPPED on the
+ * others; gradients are as before the call on all of them, and the next reduction is in step. MU_SKIPPED also when the
+ * model changed and ranks had computed this step with different values of new parameters.
+ * MU_ERR_COMM on all ranks, naming both sides: ranks at different reductions, models or calls. MU_ERR_PEER,
+ * MU_ERR_TIMEOUT: a rank failed or did not come. After these three d is broken. */
 MU_API mu_status mu_ddp_backward(mu_ddp *d, mu_tape *t, mu_tensor *loss) MU_MUST_USE;
-/* The same with the mean weighted by each rank's samples (>= 0, up to 2^24; their sum must not be 0): with mean losses
- * per rank, ragged batches give exactly the gradient of the whole batch. */
+/* The same with the mean weighted by each rank's samples (>= 0, up to 2^24; a sum of 0 is MU_ERR_ARG on all ranks):
+ * with mean losses per rank, ragged batches give exactly the gradient of the whole batch. What mu_backward left has
+ * this call's weight. */
 MU_API mu_status mu_ddp_backward_weighted(mu_ddp *d, mu_tape *t, mu_tensor *loss, int64_t samples) MU_MUST_USE;
 /* Collective, in the place of a reduction on the rank that cannot do it: every rank returns MU_SKIPPED, gradients
  * untouched. reason is for the others' log. */
