@@ -5,6 +5,33 @@
 
 #include <string.h>
 
+static mui_call *make_call(mui_local *g)
+{
+    mui_call *call = mui_calloc(g->base.context, 1, sizeof(*call));
+    if (call != NULL) {
+        call->next_all = g->all_calls;
+        g->all_calls = call;
+    }
+    return call;
+}
+
+mu_status mui_calls_reserve(mui_local *g, size_t count)
+{
+    size_t have = 0;
+    for (const mui_call *call = g->all_calls; call != NULL; call = call->next_all) {
+        have++;
+    }
+    for (; have < count; have++) {
+        mui_call *call = make_call(g);
+        if (call == NULL) {
+            return MU_ERR_NOMEM;
+        }
+        call->next = g->free_calls;
+        g->free_calls = call;
+    }
+    return MU_OK;
+}
+
 static mui_call *take_call(mui_local *g)
 {
     mui_call *call = g->free_calls;
@@ -14,12 +41,10 @@ static mui_call *take_call(mui_local *g)
         memset(call, 0, sizeof(*call));
         call->next_all = next_all;
     } else {
-        call = mui_calloc(g->base.context, 1, sizeof(*call));
+        call = make_call(g);
         if (call == NULL) {
             return NULL;
         }
-        call->next_all = g->all_calls;
-        g->all_calls = call;
     }
     call->base.group = &g->base;
     return call;

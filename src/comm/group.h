@@ -33,6 +33,8 @@ typedef struct mui_group_ops {
     mu_status (*barrier)(mu_group *g);
     void *(*alloc)(mu_group *g, size_t bytes);
     void (*free)(mu_group *g, void *p);
+    /* Makes room for so many requests in flight: starting them then allocates nothing, however late peers are. */
+    mu_status (*reserve)(mu_group *g, size_t requests);
     void (*set_phase)(mu_group *g, const char *phase);
     void (*abort)(mu_group *g, const char *reason);
     void (*close)(mu_group *g);

@@ -92,6 +92,7 @@ extern const mui_group_ops mui_self_ops, mui_threads_ops, mui_shm_ops;
 mu_status mui_group_settings(mu_context *c, const mu_group_options *options, mu_group_options *out) MU_MUST_USE;
 
 /* call.c */
+mu_status mui_calls_reserve(mui_local *g, size_t count) MU_MUST_USE; /* so many calls exist */
 mui_call *mui_call_start(mui_local *g, const mui_call_spec *spec); /* NULL with an error raised */
 bool mui_local_progress(mui_local *g);                             /* true when something moved */
 mu_status mui_local_run(mui_local *g, const mui_call_spec *spec);  /* start and wait */

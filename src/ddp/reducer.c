@@ -11,6 +11,7 @@
  * bit for each rank whose part was not finite, then this rank's samples in two parts. All are sums of small integers, exact in a float; a mean divides them by the number of
  * ranks, and rounding after multiplying back is exact again: the error is below 2^MASK_BITS times a few ulps. */
 enum { MASK_BITS = 20, SAMPLE_FLOATS = 2, SAMPLE_LOW = 4096 };
+enum { OTHER_REQUESTS = 4 }; /* beside buckets: buffers, and what else is in flight */
 
 struct mui_reducer {
     mu_context *context;
@@ -133,6 +134,9 @@ mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t co
 {
     mu_context *c = r->context;
     size_t n = (size_t)count, b = (size_t)bucket_count;
+    if (r->group->ops->reserve(r->group, b + OTHER_REQUESTS) != MU_OK) {
+        return MU_ERR_NOMEM;
+    }
     mui_reducer next = *r;
     next.slices = mui_calloc(c, n, sizeof(*next.slices));
     next.buckets = mui_calloc(c, b, sizeof(*next.buckets));
