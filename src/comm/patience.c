@@ -231,6 +231,10 @@ bool mui_look_around(mui_local *g, double since)
 /* -- waiting ----------------------------------------------------------------------------------------------------- */
 void mui_wake_others(mui_local *g)
 {
+    int core = sched_getcpu();
+    if (g->me->core != core) { /* only this rank writes it */
+        __atomic_store_n(&g->me->core, core, __ATOMIC_RELAXED);
+    }
     for (int r = 0; r < g->base.size; r++) {
         mui_rank_block *b = mui_block_of(g, r);
         if (r == g->base.rank || __atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST) == 0) {
@@ -258,6 +262,16 @@ static bool nap(mui_local *g)
     return news;
 }
 
+/* There may be cores enough for all ranks, but on a busy machine two may have been put on one. */
+static bool awaited_is_on_our_core(const mui_local *g)
+{
+    const mui_call *call = g->first;
+    if (call == NULL || call->seen >= g->base.size || call->seen == g->base.rank) {
+        return false;
+    }
+    return __atomic_load_n(&mui_block_of(g, call->seen)->core, __ATOMIC_RELAXED) == sched_getcpu();
+}
+
 void mui_patience_step(mui_local *g, mui_patience *p)
 {
     if (p->turns == 0) {
@@ -268,7 +282,9 @@ void mui_patience_step(mui_local *g, mui_patience *p)
         }
     }
     p->turns++;
-    if (g->oversubscribed) {
+    if (awaited_is_on_our_core(g)) {
+        /* It cannot come while we spin. */
+    } else if (g->oversubscribed) {
         if (p->turns <= CROWDED_PAUSES) {
             pause_briefly();
             return;
