@@ -214,7 +214,8 @@ static void close_local(mu_group *base)
     {                                                                                                                  \
         .name = (kind), .all_reduce_start = start_all_reduce, .test = mui_local_test, .wait = mui_local_wait,          \
         .broadcast = broadcast, .all_gather = all_gather, .reduce_scatter = reduce_scatter, .barrier = barrier,        \
-        .alloc = alloc_shared, .free = free_shared, .reserve = reserve, .set_phase = set_phase, .abort = give_up, .close = close_local     \
+        .alloc = alloc_shared, .free = free_shared, .reserve = reserve, .set_phase = set_phase, .abort = give_up,        \
+        .close = close_local                                                                                           \
     }
 const mui_group_ops mui_self_ops = LOCAL_OPS("self");
 const mui_group_ops mui_threads_ops = LOCAL_OPS("threads");

@@ -79,11 +79,11 @@ static mu_status name_first(mu_ddp *d, const uint64_t *all, size_t n)
             mui_text_add(&ranks, "%s%zu", ranks.length > 0 ? ", " : "", r);
         }
     }
-    mu_status s = mui_fail(d->context, MU_ERR_COMM,
-                           "ddp `%s`: replicas differ after %llu reductions: `%s` is not the same on rank %s as on rank 0 "
-                           "(%zu of %zu parameters and buffers differ)",
-                           d->name, (unsigned long long)d->reductions, item_name(d, (size_t)first),
-                           mui_text_get(&ranks), items, n);
+    mu_status s = mui_fail(
+        d->context, MU_ERR_COMM,
+        "ddp `%s`: replicas differ after %llu reductions: `%s` is not the same on rank %s as on rank 0 "
+        "(%zu of %zu parameters and buffers differ)",
+        d->name, (unsigned long long)d->reductions, item_name(d, (size_t)first), mui_text_get(&ranks), items, n);
     mui_text_free(&ranks);
     return s;
 }

@@ -208,13 +208,13 @@ typedef struct step {
     mu_tensor *loss;
     bool weighted;
     int64_t samples;
-    const char *reason;    /* this rank abandons, and why; NULL: it takes part */
-    mu_status local;       /* its own failure, MU_OK when it only abandons */
-    mui_aside failure;     /* the error that goes with it, put aside while collectives run */
+    const char *reason; /* this rank abandons, and why; NULL: it takes part */
+    mu_status local;    /* its own failure, MU_OK when it only abandons */
+    mui_aside failure;  /* the error that goes with it, put aside while collectives run */
     uint64_t agreement;
-    int64_t earlier;       /* parameters whose gradient was reduced before and is added to */
+    int64_t earlier; /* parameters whose gradient was reduced before and is added to */
     char note[64];
-    bool entered;          /* gradients were put aside */
+    bool entered; /* gradients were put aside */
 } step;
 
 static float *slice(float *slab, const mui_member *m)
@@ -314,9 +314,9 @@ static void expect(mu_ddp *d, const step *s)
     for (int64_t i = 0; i < d->member_count; i++) {
         const mu_parameter *p = d->members[i].parameter;
         bool comes = s->reason == NULL && s->loss != NULL && p->reads > 0;
-        d->slice_states[i] = comes                              ? MUI_SLICE_EXPECTED
+        d->slice_states[i] = comes                            ? MUI_SLICE_EXPECTED
                              : p->grad_state != MUI_GRAD_NONE ? MUI_SLICE_READY
-                                                                : MUI_SLICE_ABSENT;
+                                                              : MUI_SLICE_ABSENT;
     }
 }
 

@@ -51,8 +51,8 @@ void mui_ddp_free_layout(mu_ddp *d)
 typedef struct plan {
     int64_t *order, *counts;
     size_t *tails, *bytes;
-    int64_t reduced;       /* parameters in reduced buckets, first in order */
-    int64_t bucket_count;  /* reduced ones */
+    int64_t reduced;      /* parameters in reduced buckets, first in order */
+    int64_t bucket_count; /* reduced ones */
 } plan;
 
 static void free_plan(mu_context *c, plan *p)
@@ -217,8 +217,8 @@ static mu_status tell_reducer(mu_ddp *d, mui_store *s)
             const mui_bucket *k = &s->buckets[b];
             buckets[b] = (mui_slice_bucket){k->first, k->count, k->offset, k->floats, k->tail};
         }
-        status = mui_reducer_layout(d->reducer, slices, d->member_count, buckets, d->bucket_count, s->grads,
-                                    s->layout_hash);
+        status =
+            mui_reducer_layout(d->reducer, slices, d->member_count, buckets, d->bucket_count, s->grads, s->layout_hash);
     }
     mui_free(c, slices);
     mui_free(c, buckets);
@@ -340,15 +340,16 @@ static mu_status adopt(mu_ddp *d, mui_store *s, mui_text *now)
     }
     (void)is_news(d, &d->description);
     if (differs && is_news(d, now) && mu_group_rank(d->group) == 0) {
-        mui_log(d->context, MU_LOG_WARN, "ddp `%s`: the model changed after wrapping, on all ranks alike: %s; before: %s",
-                d->name, is, was);
+        mui_log(d->context, MU_LOG_WARN,
+                "ddp `%s`: the model changed after wrapping, on all ranks alike: %s; before: %s", d->name, is, was);
     }
     if (odd >= 0) {
         if (mu_group_rank(d->group) == 0) {
-            mui_log(d->context, MU_LOG_WARN,
-                    "ddp `%s`: rank %d has other values than rank 0 after the change; all take rank 0's, and this step, "
-                    "computed with different ones, is skipped",
-                    d->name, odd);
+            mui_log(
+                d->context, MU_LOG_WARN,
+                "ddp `%s`: rank %d has other values than rank 0 after the change; all take rank 0's, and this step, "
+                "computed with different ones, is skipped",
+                d->name, odd);
         }
         status = mui_ddp_spread(d);
     }

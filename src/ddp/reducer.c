@@ -8,8 +8,9 @@
 #include <string.h>
 
 /* A bucket's tail holds, for each slice, one bit for each rank that contributed (MASK_BITS ranks to a float), then a
- * bit for each rank whose part was not finite, then this rank's samples in two parts. All are sums of small integers, exact in a float; a mean divides them by the number of
- * ranks, and rounding after multiplying back is exact again: the error is below 2^MASK_BITS times a few ulps. */
+ * bit for each rank whose part was not finite, then this rank's samples in two parts. All are sums of small integers,
+ * exact in a float; a mean divides them by the number of ranks, and rounding after multiplying back is exact again: the
+ * error is below 2^MASK_BITS times a few ulps. */
 enum { MASK_BITS = 20, SAMPLE_FLOATS = 2, SAMPLE_LOW = 4096 };
 enum { OTHER_REQUESTS = 4 }; /* beside buckets: buffers, and what else is in flight */
 
@@ -26,7 +27,7 @@ struct mui_reducer {
     int64_t bucket_count;
     float *slab;
     uint64_t layout_hash;
-    int64_t *bucket_of;    /* of each slice */
+    int64_t *bucket_of; /* of each slice */
     uint8_t *states;
     uint8_t *seen;         /* became ready in this reduction */
     int64_t *pending;      /* slices each bucket still waits for */
@@ -39,8 +40,8 @@ struct mui_reducer {
     uint64_t sequence;
     mui_reduction how;
     mui_identity identity;
-    int64_t launched;      /* buckets launched so far: the next one */
-    int64_t completed;     /* requests seen to be done; they complete in order */
+    int64_t launched;  /* buckets launched so far: the next one */
+    int64_t completed; /* requests seen to be done; they complete in order */
     bool abandoned, skipped;
     mu_status failed;
     int64_t total_samples;
@@ -324,7 +325,8 @@ void mui_reducer_ready(mui_reducer *r, int64_t i, bool contributes)
 void mui_reducer_abandon(mui_reducer *r, const char *reason)
 {
     r->abandoned = true;
-    snprintf(r->abandon_text, sizeof(r->abandon_text), "%.90s: %s", r->text, reason != NULL ? reason : "no reason given");
+    snprintf(r->abandon_text, sizeof(r->abandon_text), "%.90s: %s", r->text,
+             reason != NULL ? reason : "no reason given");
 }
 
 void mui_reducer_launch_rest(mui_reducer *r)

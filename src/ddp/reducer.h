@@ -15,14 +15,7 @@
 typedef struct mui_reducer mui_reducer;
 
 /* Kinds of identities used by this floor; a group's own are below. */
-enum {
-    MUI_KIND_WRAP = 0x1000,
-    MUI_KIND_CHANGE,
-    MUI_KIND_CHECK,
-    MUI_KIND_MEAN,
-    MUI_KIND_WEIGHTED,
-    MUI_KIND_BUFFERS
-};
+enum { MUI_KIND_WRAP = 0x1000, MUI_KIND_CHANGE, MUI_KIND_CHECK, MUI_KIND_MEAN, MUI_KIND_WEIGHTED, MUI_KIND_BUFFERS };
 
 typedef struct mui_slice {
     const char *name; /* of whoever made the layout; must stay valid */
@@ -44,10 +37,10 @@ typedef enum mui_slice_state {
 
 /* What all ranks must agree on in one reduction; differing is MU_ERR_COMM on all of them, with both texts. */
 typedef struct mui_reduction {
-    bool weighted;      /* slices are multiplied by this rank's samples already; the sum is divided by the total */
-    int64_t samples;    /* >= 0, at most 2^24 */
-    uint64_t agreement; /* hash of whatever else must be equal on all ranks */
-    const char *note;   /* of it, for the text; "" */
+    bool weighted;       /* slices are multiplied by this rank's samples already; the sum is divided by the total */
+    int64_t samples;     /* >= 0, at most 2^24 */
+    uint64_t agreement;  /* hash of whatever else must be equal on all ranks */
+    const char *note;    /* of it, for the text; "" */
     bool look;           /* for values that are not finite: costs two passes over the slab */
     const char *abandon; /* this rank takes no part from the start, and why; NULL: it does */
 } mui_reduction;
@@ -89,8 +82,8 @@ int64_t mui_reducer_first_bad(const mui_reducer *r);
 bool mui_reducer_bad_on(const mui_reducer *r, int64_t i, int rank);
 uint64_t mui_reducer_sequence(const mui_reducer *r); /* of the running or next reduction, from 1 */
 int64_t mui_reducer_total_samples(const mui_reducer *r);
-int mui_reducer_ranks(const mui_reducer *r, int64_t i);          /* how many ranks contributed to slice i */
-bool mui_reducer_on(const mui_reducer *r, int64_t i, int rank);  /* whether that one did */
+int mui_reducer_ranks(const mui_reducer *r, int64_t i);         /* how many ranks contributed to slice i */
+bool mui_reducer_on(const mui_reducer *r, int64_t i, int rank); /* whether that one did */
 /* Indices in the order in which they became ready on this rank; *count of them. */
 const int64_t *mui_reducer_ready_order(const mui_reducer *r, int64_t *count);
 /* "reduction 17 (ddp `name`)" */

@@ -12,23 +12,29 @@
 typedef struct mui_grad_memory {
     mu_context *context;
     mu_group *group;
-    bool together;  /* all ranks are here: group memory may be taken and given back */
-    void **blocks;  /* of the group, in the order they were taken */
-    bool *unused;   /* to be given back when all ranks are together again */
+    bool together; /* all ranks are here: group memory may be taken and given back */
+    void **blocks; /* of the group, in the order they were taken */
+    bool *unused;  /* to be given back when all ranks are together again */
     size_t count, blocks_capacity, unused_capacity;
 } mui_grad_memory;
 
-enum { MUI_ABSENCE_OP, MUI_ABSENCE_MODULE, MUI_ABSENCE_END_OP, MUI_ABSENCE_END_MODULE, MUI_ABSENCE_REGION,
-       MUI_ABSENCE_TEXTS };
+enum {
+    MUI_ABSENCE_OP,
+    MUI_ABSENCE_MODULE,
+    MUI_ABSENCE_END_OP,
+    MUI_ABSENCE_END_MODULE,
+    MUI_ABSENCE_REGION,
+    MUI_ABSENCE_TEXTS
+};
 enum { MUI_RANKS_NAMED = 64, MUI_KNOWN_MODELS = 8 };
 
 /* What is known of one trainable parameter between reductions; index: its slice. */
 typedef struct mui_member {
     mu_parameter *parameter;
-    char *name;           /* copies for the report: the tree may change, the tape may be reset */
-    uint8_t entry;        /* mui_grad_state when the running reduction began */
-    uint64_t ranks;       /* that contributed, of the first MUI_RANKS_NAMED; kept for absent ones only */
-    bool warned;          /* its absence was told */
+    char *name;     /* copies for the report: the tree may change, the tape may be reset */
+    uint8_t entry;  /* mui_grad_state when the running reduction began */
+    uint64_t ranks; /* that contributed, of the first MUI_RANKS_NAMED; kept for absent ones only */
+    bool warned;    /* its absence was told */
     char *texts[MUI_ABSENCE_TEXTS];
     size_t capacities[MUI_ABSENCE_TEXTS];
 } mui_member;
@@ -39,37 +45,37 @@ struct mu_ddp {
     mu_group *group;
     mu_ddp_options options;
     char *name;
-    int ordinal;                   /* tells wraps of one context apart */
+    int ordinal; /* tells wraps of one context apart */
     mui_reducer *reducer;
     mui_grad_memory *memory;
 
     /* The layout all ranks agreed on, and what it was made from. */
     mui_store *store;
     uint64_t version;
-    mui_text description;          /* one line for each parameter and buffer */
+    mui_text description;             /* one line for each parameter and buffer */
     uint64_t known[MUI_KNOWN_MODELS]; /* hashes of descriptions seen before: going back and forth (a GAN that freezes
                                        * its discriminator) is told once */
     int known_count;
-    mui_member *members;           /* trainable ones, in slab order */
+    mui_member *members; /* trainable ones, in slab order */
     int64_t member_count;
-    int64_t *slice_of;             /* of each parameter of the store, -1: not reduced (frozen, outside the module) */
-    uint8_t *frozen;               /* of each parameter of the store, when it was laid out */
+    int64_t *slice_of; /* of each parameter of the store, -1: not reduced (frozen, outside the module) */
+    uint8_t *frozen;   /* of each parameter of the store, when it was laid out */
     int64_t parameter_count;
-    int64_t bucket_count;          /* reduced ones; other parameters come after them */
-    uint8_t *slice_states;         /* for mui_reducer_begin */
-    bool planned;                  /* buckets follow the ready order */
-    float *stash;                  /* earlier gradients, as large as the slab; made when first needed */
-    mu_tensor **counters;          /* integer buffers of the tree */
+    int64_t bucket_count;  /* reduced ones; other parameters come after them */
+    uint8_t *slice_states; /* for mui_reducer_begin */
+    bool planned;          /* buckets follow the ready order */
+    float *stash;          /* earlier gradients, as large as the slab; made when first needed */
+    mu_tensor **counters;  /* integer buffers of the tree */
     int64_t counter_count;
     size_t counter_capacity;
-    int64_t *counter_values;       /* all their elements */
+    int64_t *counter_values; /* all their elements */
     int64_t counter_elements;
-    float *buffer_copy;            /* float buffers after the last reduction */
+    float *buffer_copy; /* float buffers after the last reduction */
 
-    mu_status broken;              /* the group failed in a reduction: every later call says so */
+    mu_status broken; /* the group failed in a reduction: every later call says so */
     char broken_text[512];
 
-    mu_absent *absent;             /* of the last reduction, room for all members */
+    mu_absent *absent; /* of the last reduction, room for all members */
     int64_t absent_count;
     uint64_t reductions;
     int64_t buckets_early;

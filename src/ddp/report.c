@@ -71,14 +71,15 @@ static void add_reason(mui_text *t, const mu_absent *a)
     case MU_FROZEN: mui_text_add(t, "frozen"); return;
     case MU_NO_LOSS: mui_text_add(t, "this rank had no loss"); return;
     case MU_NOT_REACHED:
-        mui_text_add(t, "read by %s in %s, but nothing that leads to the loss uses the result", a->op ? a->op : "an operation",
-                     shown(a->module));
+        mui_text_add(t, "read by %s in %s, but nothing that leads to the loss uses the result",
+                     a->op ? a->op : "an operation", shown(a->module));
         if (a->end_op != NULL) {
             mui_text_add(t, " (the path ends at %s in %s)", a->end_op, shown(a->end_module));
         }
         return;
     case MU_DETACHED:
-        mui_text_add(t, "read by %s in %s, but cut off from the loss", a->op ? a->op : "an operation", shown(a->module));
+        mui_text_add(t, "read by %s in %s, but cut off from the loss", a->op ? a->op : "an operation",
+                     shown(a->module));
         if (a->region != NULL) {
             mui_text_add(t, " by the no-grad region%s%s", a->region[0] != '\0' ? " " : "", a->region);
         }
@@ -194,14 +195,16 @@ mu_status mui_ddp_judge_absent(mu_ddp *d)
     }
     mu_status s = MU_OK;
     if (strict) {
-        s = mui_fail(c, MU_ERR_STATE,
-                     "%lld parameters did not receive a gradient on any rank in %s (where PyTorch would say: Expected to "
-                     "have finished reduction in the prior iteration before starting a new one): %s",
-                     (long long)n, mui_reducer_text(d->reducer), mui_text_get(&list));
+        s = mui_fail(
+            c, MU_ERR_STATE,
+            "%lld parameters did not receive a gradient on any rank in %s (where PyTorch would say: Expected to "
+            "have finished reduction in the prior iteration before starting a new one): %s",
+            (long long)n, mui_reducer_text(d->reducer), mui_text_get(&list));
     } else {
-        mui_log(c, MU_LOG_WARN,
-                "ddp `%s`: %lld of %lld parameters did not receive a gradient on any rank, and are left as they are: %s",
-                d->name, (long long)n, (long long)d->member_count, mui_text_get(&list));
+        mui_log(
+            c, MU_LOG_WARN,
+            "ddp `%s`: %lld of %lld parameters did not receive a gradient on any rank, and are left as they are: %s",
+            d->name, (long long)n, (long long)d->member_count, mui_text_get(&list));
     }
     mui_free(c, nowhere);
     mui_text_free(&list);
@@ -279,7 +282,8 @@ size_t mu_ddp_print_report(mu_ddp *d, char *out, size_t size)
     }
     mui_text t;
     mui_text_init(&t, d->context);
-    mui_text_add(&t, "ddp `%s`: %llu reductions over %d ranks (%s), %lld parameters in %lld buckets; last one %.3f ms, "
+    mui_text_add(&t,
+                 "ddp `%s`: %llu reductions over %d ranks (%s), %lld parameters in %lld buckets; last one %.3f ms, "
                  "of it %.3f ms waiting, %lld buckets launched during backward\n",
                  d->name, (unsigned long long)d->reductions, mu_group_size(d->group), mu_group_kind(d->group),
                  (long long)d->member_count, (long long)d->bucket_count, d->backward_seconds * 1e3,

@@ -94,7 +94,7 @@ static inline void toy_optimizer_step(mu_module *m, float lr)
 
 /* Everything about a model's parameters and gradients, for comparison. */
 typedef struct snapshot {
-    int64_t count;         /* floats: of values and gradients, absent gradients as zeros */
+    int64_t count; /* floats: of values and gradients, absent gradients as zeros */
     float *values, *grads;
     int64_t param_count;
     bool has[256];
@@ -163,7 +163,8 @@ static inline void check_oracle(mu_module *m, mu_module *oracle, double toleranc
             dg += pow((double)a.grads[k] - (double)b.grads[k], 2);
             ng += pow((double)b.grads[k], 2);
         }
-        CHECK(sqrt(dv) <= tolerance * sqrt(nv), "%s: value of %s is off by %g of its norm", what, a.names[i], sqrt(dv / nv));
+        CHECK(sqrt(dv) <= tolerance * sqrt(nv), "%s: value of %s is off by %g of its norm", what, a.names[i],
+              sqrt(dv / nv));
         CHECK(sqrt(dg) <= tolerance * sqrt(ng), "%s: gradient of %s is off by %g of its norm", what, a.names[i],
               sqrt(dg / ng));
     }

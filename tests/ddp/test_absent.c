@@ -83,7 +83,8 @@ static void reasons(mu_group *g, int rank, int size, void *arg)
         CHECK(mu_ddp_backward(d, t, net_loss(t, m)) == MU_OK, "%s", mu_context_message(c));
         mu_tape_reset(t); /* the report outlives the tape's strings */
         mu_ddp_report r = mu_ddp_get_report(d);
-        CHECK(r.absent_count == 9 && r.reductions == (uint64_t)step + 1 && r.buckets > 0, "%d absent", (int)r.absent_count);
+        CHECK(r.absent_count == 9 && r.reductions == (uint64_t)step + 1 && r.buckets > 0, "%d absent",
+              (int)r.absent_count);
         const mu_absent *a = find(r, "idle.w");
         CHECK(a->here == MU_NOT_READ && a->ranks_present == 0 && a->op == NULL, "idle: %d", (int)a->here);
         a = find(r, "used.spare");
@@ -93,11 +94,12 @@ static void reasons(mu_group *g, int rank, int size, void *arg)
                   is(a->end_module, "") && a->region == NULL,
               "dead: %d %s %s %s %s", (int)a->here, a->op, a->module, a->end_op, a->end_module);
         a = find(r, "cut.w");
-        CHECK(a->here == MU_DETACHED && is(a->op, "mean") && is(a->module, "cut") && is(a->end_op, "detach") && a->region == NULL,
+        CHECK(a->here == MU_DETACHED && is(a->op, "mean") && is(a->module, "cut") && is(a->end_op, "detach") &&
+                  a->region == NULL,
               "cut: %d %s %s %s", (int)a->here, a->op, a->module, a->end_op);
         a = find(r, "quiet.w");
-        CHECK(a->here == MU_DETACHED && is(a->module, "quiet") && is(a->region, "teacher"), "quiet: %d %s %s", (int)a->here,
-              a->module, a->region);
+        CHECK(a->here == MU_DETACHED && is(a->module, "quiet") && is(a->region, "teacher"), "quiet: %d %s %s",
+              (int)a->here, a->module, a->region);
         CHECK(mu_module_zero_grad(m) == MU_OK, "zero");
     }
     CHECK(l.warnings == (rank == 0), "%d warnings, the last: %s", l.warnings, l.last);
@@ -141,7 +143,8 @@ static void elsewhere(mu_group *g, int rank, int size, void *arg)
     char text[4096], small[10];
     size_t n = mu_ddp_print_report(d, text, sizeof(text));
     CHECK(n == strlen(text) && mu_ddp_print_report(d, small, sizeof(small)) == n && strlen(small) == 9, "%zu", n);
-    CHECK(strstr(text, "head.v: on rank 0 (1 of ") != NULL && strstr(text, "ddp `net`: 1 reductions over ") != NULL, "%s", text);
+    CHECK(strstr(text, "head.v: on rank 0 (1 of ") != NULL && strstr(text, "ddp `net`: 1 reductions over ") != NULL,
+          "%s", text);
     CHECK(l.warnings == 0, "%s", l.last);
 }
 
@@ -156,7 +159,8 @@ static void told_once(mu_group *g, int rank, int size, void *arg)
     mu_module *m = toy(c);
     mu_ddp *d = mu_ddp_wrap(m, g, &(mu_ddp_options){.absent = policy});
     mu_tape *t = mu_tape_new(c, NULL);
-    static const char *const used[] = {"a b c d head.w head.v", "a b c d", "a b c d head.w", "a b c head.v", "a b c d", "a b"};
+    static const char *const used[] = {"a b c d head.w head.v", "a b c d", "a b c d head.w",
+                                       "a b c head.v",          "a b c d", "a b"};
     static const int warnings[] = {0, 1, 1, 2, 2, 3};
     for (int step = 0; step < 6; step++) {
         mu_tape_reset(t);
@@ -165,7 +169,8 @@ static void told_once(mu_group *g, int rank, int size, void *arg)
         CHECK(l.warnings == want, "step %d: %d warnings, the last: %s", step, l.warnings, l.last);
         CHECK(mu_module_zero_grad(m) == MU_OK, "zero");
     }
-    CHECK(rank > 0 || policy != MU_ABSENT_DEFAULT || strstr(l.last, ": c: not read") != NULL, "only what is new: %s", l.last);
+    CHECK(rank > 0 || policy != MU_ABSENT_DEFAULT || strstr(l.last, ": c: not read") != NULL, "only what is new: %s",
+          l.last);
 }
 
 static void strict(mu_group *g, int rank, int size, void *arg)
@@ -177,13 +182,16 @@ static void strict(mu_group *g, int rank, int size, void *arg)
     mu_ddp *d = mu_ddp_wrap(m, g, &(mu_ddp_options){.absent = MU_ABSENT_ERROR});
     mu_tape *t = mu_tape_new(c, NULL);
     /* Present somewhere is enough. */
-    CHECK(mu_ddp_backward(d, t, terms(t, m, rank == 0 ? "a b c d" : "head.w head.v", 3)) == MU_OK, "%s", mu_context_message(c));
+    CHECK(mu_ddp_backward(d, t, terms(t, m, rank == 0 ? "a b c d" : "head.w head.v", 3)) == MU_OK, "%s",
+          mu_context_message(c));
     CHECK(mu_module_zero_grad(m) == MU_OK, "zero");
     mu_tape_reset(t);
     CHECK(mu_ddp_backward(d, t, terms(t, m, "a b c d head.w", 3)) == MU_ERR_STATE, "%s", mu_context_message(c));
     const char *text = mu_context_message(c);
-    CHECK(strstr(text, "did not receive a gradient on any rank in reduction 2") != NULL && strstr(text, "head.v: not read") != NULL &&
-              strstr(text, "Expected to have finished reduction in the prior iteration") != NULL, "%s", text);
+    CHECK(strstr(text, "did not receive a gradient on any rank in reduction 2") != NULL &&
+              strstr(text, "head.v: not read") != NULL &&
+              strstr(text, "Expected to have finished reduction in the prior iteration") != NULL,
+          "%s", text);
     mu_context_clear(c);
     CHECK(mu_parameter_grad(mu_module_get_parameter(m, "a")) == NULL, "a gradient was left");
     mu_tape_reset(t);

@@ -1,4 +1,5 @@
-/* The model changes after it was wrapped: on all ranks alike, which is followed, and on one rank only, which is named. */
+/* The model changes after it was wrapped: on all ranks alike, which is followed, and on one rank only, which is named.
+ */
 #include "rig.h"
 
 typedef struct lines {
@@ -46,7 +47,7 @@ static void apply(mu_module *m, change what)
 
 static mu_tensor *loss_after(mu_tape *t, mu_module *m, change what, bool changed, uint64_t key)
 {
-    const char *used = !changed        ? "a b c d head.w head.v"
+    const char *used = !changed          ? "a b c d head.w head.v"
                        : what == REPLACE ? "a b c d head.w"
                        : what == ADD     ? "a b c d head.w head.v more.w"
                        : what == REMOVE  ? "a b c d"
@@ -56,7 +57,7 @@ static mu_tensor *loss_after(mu_tape *t, mu_module *m, change what, bool changed
 
 typedef struct plan {
     change what;
-    bool before;    /* wrapping, instead of between steps */
+    bool before; /* wrapping, instead of between steps */
     size_t bucket;
 } plan;
 
@@ -91,7 +92,8 @@ static void change_on_all(mu_group *g, int rank, int size, void *arg)
         CHECK(s == MU_OK, "%s, step %d: %d %s", names[p->what], step, (int)s, mu_context_message(c));
         mu_tensor *sum = NULL;
         for (int r = 0; r < size; r++) {
-            mu_tensor *x = mu_scale(ot, loss_after(ot, om, p->what, changed, (uint64_t)(step * 100 + r)), 1.0F / (float)size);
+            mu_tensor *x =
+                mu_scale(ot, loss_after(ot, om, p->what, changed, (uint64_t)(step * 100 + r)), 1.0F / (float)size);
             sum = sum == NULL ? x : mu_add(ot, sum, x);
         }
         CHECK(mu_backward(ot, sum) == MU_OK, "oracle: %s", mu_context_message(oc));
@@ -160,7 +162,8 @@ static void change_unlike(mu_group *g, int rank, int size, void *arg)
     CHECK(mui_store_of(m) != NULL, "%s", mu_context_message(c));
     CHECK(mu_ddp_backward(d, t, terms(t, m, "a head.w", 1)) == MU_ERR_COMM, "%s", mu_context_message(c));
     const char *text = mu_context_message(c);
-    CHECK(strstr(text, "rank 0 has parameter `head.w` (12,)") != NULL && strstr(text, "rank 1 has parameter `head.w` (10,)") != NULL,
+    CHECK(strstr(text, "rank 0 has parameter `head.w` (12,)") != NULL &&
+              strstr(text, "rank 1 has parameter `head.w` (10,)") != NULL,
           "%s", text);
     /* They can still come together. */
     mu_context_clear(c);
@@ -221,7 +224,8 @@ static void back_and_forth(mu_group *g, int rank, int size, void *arg)
         mu_status s = step % 2 == 0 ? mu_module_freeze(m, "b", NULL) : mu_module_unfreeze(m, "b", NULL);
         CHECK(s == MU_OK && mui_store_of(m) != NULL, "%s", mu_context_message(c));
         mu_tape_reset(t);
-        CHECK(mu_ddp_backward(d, t, terms(t, m, "a b c", (uint64_t)(step * 10 + rank))) == MU_OK, "%s", mu_context_message(c));
+        CHECK(mu_ddp_backward(d, t, terms(t, m, "a b c", (uint64_t)(step * 10 + rank))) == MU_OK, "%s",
+              mu_context_message(c));
         CHECK((mu_parameter_grad(mu_module_get_parameter(m, "b")) != NULL) == (step % 2 == 1), "step %d", step);
         check_replicas(g, m, "back and forth");
         toy_optimizer_step(m, 0.1F);

@@ -13,7 +13,8 @@ static void train_for_ever(mu_group *g, int rank, int size, void *arg)
     mu_module *m = toy(c);
     mu_module_buffer(m, "stat", MU_DIMS(3), MU_F32, 0);
     size_t bucket = *(size_t *)arg;
-    mu_ddp *d = mu_ddp_wrap(m, g, &(mu_ddp_options){.bucket_bytes = bucket, .first_bucket_bytes = bucket, .check_every = 5});
+    mu_ddp *d =
+        mu_ddp_wrap(m, g, &(mu_ddp_options){.bucket_bytes = bucket, .first_bucket_bytes = bucket, .check_every = 5});
     mu_tape *t = mu_tape_new(c, NULL);
     mu_status s = d != NULL && t != NULL ? MU_OK : mu_context_status(c);
     for (int step = 0; s == MU_OK; step++) {

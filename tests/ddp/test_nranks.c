@@ -22,8 +22,8 @@ typedef struct result {
     int64_t count, param_count;
     int64_t start[257];
     char names[256][48];
-    float losses[STEPS];                   /* of rank 0's shards */
-    float after[STEPS + 1][FLOATS];        /* values before the first step and after each */
+    float losses[STEPS];            /* of rank 0's shards */
+    float after[STEPS + 1][FLOATS]; /* values before the first step and after each */
 } result;
 
 typedef struct run {
@@ -177,10 +177,11 @@ static void n_ranks_equal_one(void **state)
                 double far = distance(&r[GUIDED], &r[ONE], step);
                 worst = far > worst || isnan(far) ? far : worst;
             }
-            printf("%d %-9s  each step from the same start: at most %.2g of a parameter; free: apart by %.2g of the way; "
-                   "again: %s\n",
-                   size, processes ? "processes" : "threads", worst, drift(&r[FREE], &r[ONE]),
-                   same ? "bitwise equal" : "DIFFERENT");
+            printf(
+                "%d %-9s  each step from the same start: at most %.2g of a parameter; free: apart by %.2g of the way; "
+                "again: %s\n",
+                size, processes ? "processes" : "threads", worst, drift(&r[FREE], &r[ONE]),
+                same ? "bitwise equal" : "DIFFERENT");
             assert_true(worst <= 1e-5);
             assert_true(drift(&r[FREE], &r[ONE]) <= 4 * rounding);
             assert_true(same);

@@ -102,7 +102,8 @@ static void fail_in_the_middle(mu_group *g, int rank, int size, void *arg)
             if (earlier == 1) {
                 CHECK(mu_ddp_backward(r.d, r.t, loss_of(r.t, r.m, 99, rank)) == MU_OK, "%s", mu_context_message(r.c));
             } else if (earlier == 2) {
-                CHECK(mu_backward(r.t, terms(r.t, r.m, rank == 0 ? "a b" : "b d", 5)) == MU_OK, "%s", mu_context_message(r.c));
+                CHECK(mu_backward(r.t, terms(r.t, r.m, rank == 0 ? "a b" : "b d", 5)) == MU_OK, "%s",
+                      mu_context_message(r.c));
             }
             snapshot before = snap(r.m);
             mu_tape_reset(r.t);
@@ -169,7 +170,7 @@ static void skipped_steps_leave_no_trace(void **state)
 /* -- out of memory ------------------------------------------------------------------------------------------------ */
 typedef struct shortage {
     int at;
-    bool first; /* the shortage is in the first reduction, which also plans the buckets */
+    bool first;     /* the shortage is in the first reduction, which also plans the buckets */
     int outcome[4]; /* not reached, skipped, peer told */
 } shortage;
 
@@ -223,7 +224,8 @@ static void out_of_memory_in_a_step(void **state)
     for (int first = 0; first < 2; first++) {
         shortage sh = {.first = first};
         for (sh.at = 0; sh.outcome[0] == 0; sh.at++) {
-            assert_int_equal(run_threads(3, run_out_of_memory, &sh, &(mu_group_options){.timeout_seconds = 20}, false), 0);
+            assert_int_equal(run_threads(3, run_out_of_memory, &sh, &(mu_group_options){.timeout_seconds = 20}, false),
+                             0);
             assert_true(sh.at < 1000);
         }
         printf("out of memory at %d places of %s reduction: %d steps skipped by all, %d groups ended\n", sh.at - 1,
@@ -341,7 +343,8 @@ static void check_instead(mu_group *g, int rank, int size, void *arg)
     rig r = rig_open(g, NULL);
     mu_status s = rank == 0 ? mu_ddp_check(r.d) : mu_ddp_backward(r.d, r.t, loss_of(r.t, r.m, 0, rank));
     CHECK(s == MU_ERR_COMM, "%d", (int)s);
-    CHECK(strstr(mu_context_message(r.c), "mu_ddp_check") != NULL && strstr(mu_context_message(r.c), "reduction 1") != NULL,
+    CHECK(strstr(mu_context_message(r.c), "mu_ddp_check") != NULL &&
+              strstr(mu_context_message(r.c), "reduction 1") != NULL,
           "%s", mu_context_message(r.c));
     rig_close(&r);
 }
@@ -428,7 +431,8 @@ static void buffers(mu_group *g, int rank, int size, void *arg)
               "step %d: %g %g", step, (double)x[0], (double)x[1]);
         CHECK(x[2] == 1, "what is not finite does not spread: %g", (double)x[2]);
         int64_t n = 0;
-        CHECK(mu_tensor_read_i64(seen, &n, 1) == MU_OK && n == 10 * step + (rank0 ? 0 : size - 1), "counter: %d", (int)n);
+        CHECK(mu_tensor_read_i64(seen, &n, 1) == MU_OK && n == 10 * step + (rank0 ? 0 : size - 1), "counter: %d",
+              (int)n);
         CHECK(mu_ddp_check(d) == MU_OK, "%s", mu_context_message(c));
     }
 }
@@ -447,7 +451,8 @@ static void replicas_are_equal_and_checked(void **state)
     assert_int_equal(run_processes(2, buffers, &b, NULL, true), 0);
 }
 
-/* -- two models, two reductions in a step ---------------------------------------------------------------------------- */
+/* -- two models, two reductions in a step ----------------------------------------------------------------------------
+ */
 static void gan(mu_group *g, int rank, int size, void *arg)
 {
     bool freezes = *(bool *)arg;
@@ -487,7 +492,8 @@ static void gan(mu_group *g, int rank, int size, void *arg)
         for (int r = -1; r < size; r++) {
             mu_tape *tt = r < 0 ? t : ot;
             uint64_t k = key + 50 + (uint64_t)(r < 0 ? rank : r) * 7;
-            mu_tensor *loss = mu_mul(tt, terms(tt, r < 0 ? gen : ogen, "a b head.w", k), terms(tt, r < 0 ? dis : odis, "c d", k + 3));
+            mu_tensor *loss =
+                mu_mul(tt, terms(tt, r < 0 ? gen : ogen, "a b head.w", k), terms(tt, r < 0 ? dis : odis, "c d", k + 3));
             if (r < 0) {
                 CHECK(mu_ddp_backward(dg, t, loss) == MU_OK, "%s", mu_context_message(c));
             } else {
@@ -500,7 +506,8 @@ static void gan(mu_group *g, int rank, int size, void *arg)
         toy_optimizer_step(gen, 0.1F);
         toy_optimizer_step(ogen, 0.1F);
         if (freezes) {
-            CHECK(mu_module_unfreeze(dis, "*", NULL) == MU_OK && mu_module_unfreeze(odis, "*", NULL) == MU_OK, "unfreeze");
+            CHECK(mu_module_unfreeze(dis, "*", NULL) == MU_OK && mu_module_unfreeze(odis, "*", NULL) == MU_OK,
+                  "unfreeze");
         }
         CHECK(mu_module_zero_grad(dis) == MU_OK && mu_module_zero_grad(odis) == MU_OK, "zero");
         check_replicas(g, gen, "generator");
@@ -520,7 +527,8 @@ static void two_models(void **state)
     }
 }
 
-/* -- values that are not finite --------------------------------------------------------------------------------------- */
+/* -- values that are not finite ---------------------------------------------------------------------------------------
+ */
 static void not_finite(mu_group *g, int rank, int size, void *arg)
 {
     mu_nonfinite_policy policy = *(mu_nonfinite_policy *)arg;
@@ -530,12 +538,15 @@ static void not_finite(mu_group *g, int rank, int size, void *arg)
         mu_tape_reset(r.t);
         mu_tensor *d = mu_parameter_tensor(mu_module_get_parameter(r.m, "d"));
         bool mine = overflows || rank == size - 1;
-        mu_tensor *loss = mu_add(r.t, loss_of(r.t, r.m, 3, rank), mu_sum(r.t, mu_scale(r.t, d, mine ? (overflows ? 3e38F : INFINITY) : 1)));
+        mu_tensor *loss = mu_add(r.t, loss_of(r.t, r.m, 3, rank),
+                                 mu_sum(r.t, mu_scale(r.t, d, mine ? (overflows ? 3e38F : INFINITY) : 1)));
         mu_status s = mu_ddp_backward(r.d, r.t, loss);
-        CHECK(s == (policy == MU_NONFINITE_ERROR ? MU_ERR_STATE : MU_SKIPPED), "%d %s", (int)s, mu_context_message(r.c));
+        CHECK(s == (policy == MU_NONFINITE_ERROR ? MU_ERR_STATE : MU_SKIPPED), "%d %s", (int)s,
+              mu_context_message(r.c));
         char who[64];
         snprintf(who, sizeof(who), "`d` is not finite on rank %d in reduction 2", size - 1);
-        CHECK(policy != MU_NONFINITE_ERROR || strstr(mu_context_message(r.c), overflows ? "`d` is not finite only after" : who) != NULL,
+        CHECK(policy != MU_NONFINITE_ERROR ||
+                  strstr(mu_context_message(r.c), overflows ? "`d` is not finite only after" : who) != NULL,
               "%s", mu_context_message(r.c));
         mu_context_clear(r.c);
         CHECK(mu_parameter_grad(mu_module_get_parameter(r.m, "a")) == NULL, "a gradient was left");
@@ -554,7 +565,8 @@ static void gradients_that_are_not_finite(void **state)
     }
 }
 
-/* -- cost ----------------------------------------------------------------------------------------------------------- */
+/* -- cost -----------------------------------------------------------------------------------------------------------
+ */
 static void steady(mu_group *g, int rank, int size, void *arg)
 {
     (void)size;
@@ -606,7 +618,8 @@ static void buckets_go_out_during_backward(void **state)
     }
 }
 
-/* -- trees ------------------------------------------------------------------------------------------------------------ */
+/* -- trees ------------------------------------------------------------------------------------------------------------
+ */
 static mu_module *tied(mu_context *c)
 {
     mu_module *m = toy(c);
@@ -653,14 +666,16 @@ static void part_of_a_tree(mu_group *g, int rank, int size, void *arg)
     CHECK(d != NULL, "%s", mu_context_message(c));
     for (int step = 0; step < 3; step++) {
         mu_tape_reset(t);
-        mu_tensor *a = mu_parameter_tensor(mu_module_get_parameter(m, "a")), *v = mu_parameter_tensor(mu_module_get_parameter(m, "head.v"));
+        mu_tensor *a = mu_parameter_tensor(mu_module_get_parameter(m, "a")),
+                  *v = mu_parameter_tensor(mu_module_get_parameter(m, "head.v"));
         float scale = (float)(rank + 1), got[5];
         mu_tensor *loss = mu_scale(t, mu_add(t, mu_sum(t, a), mu_sum(t, v)), scale);
         CHECK(mu_ddp_backward(d, t, loss) == MU_OK, "%s", mu_context_message(c));
         CHECK(mu_tensor_read(mu_parameter_grad(mu_module_get_parameter(m, "a")), got, 5) == MU_OK && got[3] == scale,
               "a stays local: %g", (double)got[3]);
         CHECK(mu_tensor_read(mu_parameter_grad(mu_module_get_parameter(m, "head.v")), got, 2) == MU_OK &&
-                  fabs((double)got[0] - (size + 1) / 2.0) < 1e-6, "head.v is the mean: %g", (double)got[0]);
+                  fabs((double)got[0] - (size + 1) / 2.0) < 1e-6,
+              "head.v is the mean: %g", (double)got[0]);
         CHECK(mu_module_zero_grad(m) == MU_OK, "zero");
     }
 }

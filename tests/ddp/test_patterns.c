@@ -82,7 +82,8 @@ static mu_tensor *same_loss_again(mu_tape *t, mu_module *m, place *p)
 }
 static mu_tensor *feature(mu_tape *t, mu_module *m, place *p)
 {
-    return mu_mul(t, mu_parameter_tensor(mu_module_get_parameter(m, "a")), mu_mul(t, term(t, m, "b", key(p)), term(t, m, "d", key(p) + 1)));
+    return mu_mul(t, mu_parameter_tensor(mu_module_get_parameter(m, "a")),
+                  mu_mul(t, term(t, m, "b", key(p)), term(t, m, "d", key(p) + 1)));
 }
 static mu_tensor *trunk_two_heads(mu_tape *t, mu_module *m, place *p)
 {
@@ -209,7 +210,8 @@ static const pattern patterns[] = {
     {"unused later", "local gradients, then error", unused_later, 0, 0, 0, 0},
     {"used several times in one graph", "right", used_twice, 0, 0, 0, 0},
     {"two forwards, one backward", "right", two_forwards, 0, 0, 0, 0},
-    {"two forwards, disjoint parameters, one backward", "right; with the flag error", two_forwards_disjoint, 0, 0, 0, 0},
+    {"two forwards, disjoint parameters, one backward", "right; with the flag error", two_forwards_disjoint, 0, 0, 0,
+     0},
     {"two forwards, two backwards", "SILENT wrong", all_used, 0, 2, 0, 0},
     {"one forward, two backwards", "SILENT wrong", same_loss_again, 0, 2, true, 0},
     {"shared trunk, two losses, two backwards", "error, with the flag SILENT wrong", trunk_two_heads, 0, 2, true, 0},
@@ -277,7 +279,8 @@ static void run_pattern(mu_group *g, int rank, int size, void *arg)
         CHECK(mu_tensor_write(mu_parameter_tensor(mu_module_get_parameter(m, "a")), mine, 5) == MU_OK, "write");
     }
     if (p->frozen != NULL) {
-        CHECK(mu_module_freeze(m, p->frozen, NULL) == MU_OK && mu_module_freeze(om, p->frozen, NULL) == MU_OK, "freeze");
+        CHECK(mu_module_freeze(m, p->frozen, NULL) == MU_OK && mu_module_freeze(om, p->frozen, NULL) == MU_OK,
+              "freeze");
     }
     mu_ddp *d = mu_ddp_wrap(m, g, &(mu_ddp_options){.bucket_bytes = j->bucket, .first_bucket_bytes = j->bucket});
     CHECK(d != NULL, "%s: wrap: %s", p->name, mu_context_message(c));

@@ -1,6 +1,6 @@
 /* The reducer alone, without tape or tensors: parameters are slices of a slab that the test fills. Which of them a rank
- * has, in what order they come, and where a rank gives up are drawn from (reduction, rank); every rank can work out what
- * the others did, so each checks its own result. */
+ * has, in what order they come, and where a rank gives up are drawn from (reduction, rank); every rank can work out
+ * what the others did, so each checks its own result. */
 #include "rig.h"
 
 #include "ddp/reducer.h"
@@ -8,7 +8,7 @@
 enum { SLICES = 23, REDUCTIONS = 40 };
 
 typedef struct setup {
-    size_t cap;    /* bytes of a bucket */
+    size_t cap; /* bytes of a bucket */
     bool weighted, giving_up;
 } setup;
 
@@ -87,7 +87,9 @@ static void deliver(bench *b, const setup *s, int n, int rank, int size)
             b->slab[b->slices[i].offset + k] = states[i] == MUI_SLICE_READY ? v : NAN; /* until it comes */
         }
     }
-    mui_reduction how = {.weighted = s->weighted, .samples = samples_of(n, rank), .note = "",
+    mui_reduction how = {.weighted = s->weighted,
+                         .samples = samples_of(n, rank),
+                         .note = "",
                          .abandon = stop == 0 ? "from the start" : NULL};
     mui_reducer_begin(b->r, &how, states);
     int64_t order = (int64_t)(mix((uint64_t)(n + rank)) % SLICES);
@@ -132,7 +134,8 @@ static void check_result(bench *b, const setup *s, int n, int size)
                 want += has(n, r, i) ? value(n, r, i, k) * (s->weighted ? (double)samples_of(n, r) : 1.0) : 0.0;
             }
             double got = (double)b->slab[b->slices[i].offset + k];
-            CHECK(fabs(got - want / total) <= 1e-6 * (double)(200 * size), "slice %d: %g, want %g", (int)i, got, want / total);
+            CHECK(fabs(got - want / total) <= 1e-6 * (double)(200 * size), "slice %d: %g, want %g", (int)i, got,
+                  want / total);
         }
     }
 }

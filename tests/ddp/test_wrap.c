@@ -67,7 +67,11 @@ static const variant variants[] = {
     {"another shape", with_shape, {0}, "parameter `head.w` (7,) float32, trainable", "parameter `head.w` (8,) float32"},
     {"another name", with_name, {0}, "parameter `head.v` (2,)", "parameter `head.u` (2,)"},
     {"another order", with_order, {0}, "parameter `head.w` (7,)", "parameter `head.v` (2,)"},
-    {"another trainable set", with_frozen, {0}, "parameter `d` (33,) float32, trainable", "parameter `d` (33,) float32, frozen"},
+    {"another trainable set",
+     with_frozen,
+     {0},
+     "parameter `d` (33,) float32, trainable",
+     "parameter `d` (33,) float32, frozen"},
     {"another buffer", with_buffer, {0}, "nothing", "buffer `stat` (3,) float32"},
     {"another counter", with_counter, {0}, "nothing", "buffer `seen` () int64"},
     {"other options", toy, {.bucket_bytes = 77}, "buckets of 26214400 bytes", "buckets of 77 bytes"},
@@ -166,7 +170,8 @@ static void wrap_unequal(mu_group *g, int rank, int size, void *arg)
     check_replicas(g, m, "after wrapping");
     float v[3];
     int64_t n = 0;
-    CHECK(mu_tensor_read(mu_parameter_tensor(mu_module_get_parameter(m, "head.v")), v, 2) == MU_OK && v[0] == 0, "%g", (double)v[0]);
+    CHECK(mu_tensor_read(mu_parameter_tensor(mu_module_get_parameter(m, "head.v")), v, 2) == MU_OK && v[0] == 0, "%g",
+          (double)v[0]);
     CHECK(mu_tensor_read(stat, v, 3) == MU_OK && v[2] == 1, "buffer: %g", (double)v[2]);
     CHECK(mu_tensor_read_i64(seen, &n, 1) == MU_OK && n == 5, "counter: %d", (int)n);
     CHECK(mu_ddp_check(d) == MU_OK, "%s", mu_context_message(c));
@@ -199,7 +204,8 @@ static void wrap_without_memory(mu_group *g, int rank, int size, void *arg)
               mu_context_message(c));
         *(int *)arg = ran_out ? *(int *)arg : -1;
     }
-    CHECK(d != NULL || rank == 1 || mu_context_status(c) == MU_ERR_PEER, "at %d: %s", *(int *)arg, mu_context_message(c));
+    CHECK(d != NULL || rank == 1 || mu_context_status(c) == MU_ERR_PEER, "at %d: %s", *(int *)arg,
+          mu_context_message(c));
 }
 static void out_of_memory_reaches_all(void **state)
 {
@@ -207,7 +213,8 @@ static void out_of_memory_reaches_all(void **state)
     int n = 0;
     for (int at = 0; at >= 0; n++) {
         at = n;
-        assert_int_equal(run_threads(2, wrap_without_memory, &at, &(mu_group_options){.timeout_seconds = 20}, false), 0);
+        assert_int_equal(run_threads(2, wrap_without_memory, &at, &(mu_group_options){.timeout_seconds = 20}, false),
+                         0);
         assert_true(n < 1000);
     }
     assert_true(n > 10);
