@@ -69,10 +69,9 @@ int session_open(session *s, train_options *o, bool rehearsal)
     s->rank = mu_group_rank(s->world);
     s->size = mu_group_size(s->world);
     if (!rehearsal && o->ranks > 0 && o->ranks != s->size) {
-        int size = s->size, rank = s->rank;
+        int size = s->size;
         session_close(s, CLI_USAGE, true);
-        return rank != 0 ? CLI_USAGE : cli_usage_error(o->command, "--ranks %d, but this was started with %d ranks",
-                                                       (int)o->ranks, size);
+        return cli_usage_error(o->command, "--ranks %d, but this was started with %d ranks", (int)o->ranks, size);
     }
     if (o->ranks == 0) {
         o->ranks = s->size;
@@ -99,15 +98,14 @@ int session_close(session *s, int code, bool early)
 {
     mu_status status = mu_context_status(s->c);
     if (status < 0) {
-        /* Bad input is found by every rank alike: one of them says it. */
+        /* Every rank says it: the launcher may end the others before rank 0 would. With --ranks the rehearsal has found
+         * bad input before any rank was started. */
         bool bad_input = early && is_bad_input(status);
-        if (!bad_input || s->rank == 0) {
-            char who[32] = "";
-            if (s->size > 1 && !bad_input) {
-                snprintf(who, sizeof(who), "rank %d: ", s->rank);
-            }
-            cli_fail(s->o->command, code, "%s%s", who, mu_context_message(s->c));
+        char who[32] = "";
+        if (s->size > 1) {
+            snprintf(who, sizeof(who), "rank %d: ", s->rank);
         }
+        cli_fail(s->o->command, code, "%s%s", who, mu_context_message(s->c));
         code = bad_input ? CLI_USAGE : CLI_FAILED;
     }
     mu_status closed = mu_context_close(s->c);
@@ -335,12 +333,10 @@ static int resume(session *s)
             fclose(out);
         }
         if (f != NULL) {
-            int rank = s->rank;
             flags_value(f, s->o, now, sizeof(now));
             session_close(s, CLI_USAGE, true);
-            return rank != 0 ? CLI_USAGE
-                             : cli_usage_error(s->o->command, "%s was trained with --%s '%s', this run has '%s'",
-                                               s->o->resume, f->name, old, now);
+            return cli_usage_error(s->o->command, "%s was trained with --%s '%s', this run has '%s'", s->o->resume,
+                                   f->name, old, now);
         }
     }
     read.note = s->note;

@@ -18,7 +18,7 @@ def write_idx(path, array, zipped=False):
 
 
 def make_data(folder, train=203, test=97, classes=4, side=12, channels=1):
-    """IDX files of noisy blobs, one place per class: learnable in a few steps, with sizes that divide by nothing."""
+    """IDX files of noisy shapes, one per class: learnable in a few steps, with sizes that divide by nothing."""
     os.makedirs(folder, exist_ok=True)
     rng = np.random.RandomState(5)
     for part, count in (("train", train), ("t10k", test)):
@@ -26,8 +26,9 @@ def make_data(folder, train=203, test=97, classes=4, side=12, channels=1):
         rng.shuffle(labels)
         images = rng.randint(0, 80, (count, side, side))
         for i, k in enumerate(labels):
-            row, column = (k // 2) * side // 2, (k % 2) * side // 2
-            images[i, row + 1:row + 5, column + 1:column + 5] += 150
+            # Shapes that a flip or a shifted crop leaves what they are.
+            third = side // 3
+            images[i][[np.s_[:third], np.s_[-third:], np.s_[third:-third, third:-third], np.s_[:]][k % 4]] += 150
         write_idx(os.path.join(folder, f"{part}-images-idx3-ubyte"), images, zipped=part == "train")
         write_idx(os.path.join(folder, f"{part}-labels-idx1-ubyte"), labels, zipped=part == "train")
     return "idx:" + folder

@@ -23,7 +23,9 @@ static float uniform(void)
 static const struct shape {
     const char *model;
     int batch, channels, side;
-} shapes[] = {{"resnet20", 16, 3, 32}, {"resnet18", 8, 3, 64}, {"cnn", 32, 1, 28}, {"mlp", 32, 1, 28}};
+    float lr;
+} shapes[] = { /* torch_steps.py has the same */
+    {"resnet20", 32, 3, 32, 0.001f}, {"resnet18", 16, 3, 64, 0.0005f}, {"cnn", 32, 1, 28, 0.02f}, {"mlp", 32, 1, 28, 0.02f}};
 
 int main(int argc, char **argv)
 {
@@ -39,7 +41,7 @@ int main(int argc, char **argv)
     mu_module *net = mu_model(
         c, s->model, &(mu_model_options){.classes = CLASSES, .in_channels = s->channels, .side = s->side});
     mu_ddp *ddp = mu_ddp_wrap(net, mu_group_self(c), NULL);
-    mu_optimizer *sgd = mu_sgd(net, 0.02f, &(mu_sgd_options){.momentum = 0.9f, .weight_decay = 5e-4f});
+    mu_optimizer *sgd = mu_sgd(net, s->lr, &(mu_sgd_options){.momentum = 0.9f, .weight_decay = 5e-4f});
     mu_tape *t = mu_tape_new(c, NULL);
     MU_OR_DIE(c, mu_context_status(c));
     MU_OR_DIE(c, mu_save(net, "initial.pth", NULL));
@@ -52,11 +54,14 @@ int main(int argc, char **argv)
         return 1;
     }
     for (int step = 0; step < STEPS; step++) {
-        for (int64_t i = 0; i < elements; i++) {
-            x[i] = uniform() + uniform() + uniform() + uniform() - 2;
-        }
+        /* Noise around a wave of the class's own: learnable, so that the losses go down instead of about. */
+        int64_t per_image = elements / s->batch;
         for (int i = 0; i < s->batch; i++) {
             labels[i] = (int64_t)(uniform() * CLASSES);
+            for (int64_t k = 0; k < per_image; k++) {
+                float wave = (float)((k * (labels[i] + 1)) % s->side) / (float)s->side - 0.5f;
+                x[i * per_image + k] = wave + uniform() + uniform() - 1;
+            }
         }
         fwrite(x, sizeof(*x), (size_t)elements, batches);
         fwrite(labels, sizeof(*labels), (size_t)s->batch, batches);
