@@ -12,16 +12,10 @@ static const struct command {
     const char *name, *what;
     int (*run)(int argc, char **argv);
 } commands[] = {
-#ifdef MUSTER_CLI_HAS_TRAIN
     {"train", "train a network, from nothing or from a checkpoint, on one rank or several", cmd_train},
     {"eval", "measure accuracy and loss of a checkpoint on the test data", cmd_eval},
-#endif
-#ifdef MUSTER_CLI_HAS_RUN
     {"run", "start a program on several ranks of this machine", cmd_run},
-#endif
-#ifdef MUSTER_CLI_HAS_INSPECT
     {"inspect", "show what is inside a checkpoint, running nothing of it", cmd_inspect},
-#endif
     {"version", "print the version", cmd_version},
     {"help", "print this, or the help of a subcommand", cmd_help},
 };
