@@ -268,7 +268,6 @@ mu_group *mui_local_open(mu_context *c, const mui_group_ops *ops, int rank, mui_
         return NULL;
     }
     uint32_t was = MUI_ABSENT;
-    g->me->pid = own_region ? (int32_t)getpid() : 0;
     if (!__atomic_compare_exchange_n(&g->me->state, &was, MUI_JOINED, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
         mui_fail(c, MU_ERR_ARG, "rank %d of this group of %d has already joined", rank, region.size);
         release(g);

@@ -254,8 +254,10 @@ static mu_status hand_out(host *h, mui_region *region, int *pidfds)
     if (s == MU_OK) {
         mui_answer a = {.magic = MUI_MEET_MAGIC, .status = MU_OK};
         fds[0] = region->fd;
+        region->control->ranks[0].pid = (int32_t)getpid();
         for (int r = 1; r < m->size; r++) {
             fds[r + 1] = guest_of(h, r)->pidfd;
+            region->control->ranks[r].pid = guest_of(h, r)->pid; /* a rank that dies before it joins has a name too */
         }
         pidfds[0] = -1;
         for (int r = 1; r < m->size; r++) {

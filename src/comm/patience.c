@@ -70,15 +70,15 @@ static void phase_get(mui_rank_block *b, char out[MUI_PHASE_BYTES])
 static void name_rank(const mui_local *g, int r, char *out, size_t size)
 {
     mui_rank_block *b = mui_block_of(g, r);
-    if (__atomic_load_n(&b->state, __ATOMIC_ACQUIRE) == MUI_ABSENT) {
-        snprintf(out, size, "rank %d (never joined)", r);
-        return;
-    }
     char phase[MUI_PHASE_BYTES] = "", pid[24] = "";
-    phase_get(b, phase);
     if (g->pidfds != NULL) {
         snprintf(pid, sizeof(pid), "pid %d, ", (int)b->pid);
     }
+    if (__atomic_load_n(&b->state, __ATOMIC_ACQUIRE) == MUI_ABSENT) {
+        snprintf(out, size, "rank %d (%snever joined)", r, pid);
+        return;
+    }
+    phase_get(b, phase);
     uint64_t calls = __atomic_load_n(&b->calls, __ATOMIC_RELAXED);
     snprintf(out, size, "rank %d (%safter %" PRIu64 " calls%s%s%s)", r, pid, calls,
              phase[0] != '\0' ? ", last seen in `" : "", phase, phase[0] != '\0' ? "`" : "");

@@ -41,7 +41,7 @@ enum { MUI_ABSENT = 0, MUI_JOINED, MUI_LEFT };
 typedef struct mui_rank_block {
     /* MUI_JOINED..; stored with seq_cst by its rank (after all it posted), loaded with acquire by waiting ranks. */
     _Alignas(64) uint32_t state;
-    int32_t pid;        /* before state */
+    int32_t pid;        /* of processes; written by rank 0 before any other rank maps it */
     int32_t core;       /* where it ran when it last posted something, a hint: relaxed */
     uint64_t calls;     /* posted so far, for messages only: relaxed */
     /* Calls this rank needs no slot of any more. Stored with release after its last read of the slots, loaded with

@@ -149,7 +149,7 @@ static void kills_at_random_moments(void **state)
                 fail_msg("rank %d ended without an error", r);
             }
             char want[64];
-            snprintf(want, sizeof(want), "rank %d (pid %d, after ", victim, (int)pid[victim]);
+            snprintf(want, sizeof(want), "rank %d (pid %d, ", victim, (int)pid[victim]);
             if (b->status[r] != MU_ERR_PEER || strstr(b->message[r], want) == NULL ||
                 strstr(b->message[r], " died: ") == NULL) {
                 fail_msg("round %d, rank %d: status %d, %s", round, r, b->status[r], b->message[r]);
