@@ -11,7 +11,8 @@ all: build
 build:
 	@scripts/deps.sh build
 	@cmake -S . -B $(BUILD) -G Ninja -DBUILD_TESTING=OFF -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS) >/dev/null
-	@cmake --build $(BUILD) -j $(JOBS)
+	@echo "building in $(BUILD)"
+	@cmake --build $(BUILD) -j $(JOBS) -- --quiet
 
 # Trains on seven classes, then tunes that checkpoint on all ten; DEMO=short is the form for CI.
 demo: build
@@ -20,7 +21,8 @@ demo: build
 check:
 	@scripts/deps.sh check
 	@cmake -S . -B $(BUILD) -G Ninja -DBUILD_TESTING=ON -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS) >/dev/null
-	@cmake --build $(BUILD) -j $(JOBS)
+	@echo "building in $(BUILD)"
+	@cmake --build $(BUILD) -j $(JOBS) -- --quiet
 	@ctest --test-dir $(BUILD) --output-on-failure --no-label-summary -j $(JOBS)
 
 # images/s against PyTorch on the same cores.
@@ -31,7 +33,7 @@ bench:
 
 install:
 	@test -f $(BUILD)/CMakeCache.txt || $(MAKE) --no-print-directory build
-	@cmake --build $(BUILD) -j $(JOBS)
+	@cmake --build $(BUILD) -j $(JOBS) -- --quiet
 	@DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:

@@ -199,14 +199,7 @@ static int load_from(session *s)
     if (status < 0) {
         return session_close(s, CLI_FAILED, true);
     }
-    session_say(s, "from %s: %" PRId64 " tensors loaded, %" PRId64 " missing, %" PRId64 " unexpected, %" PRId64
-                   " of other shapes%s%s%s\n",
-                o->from, report.loaded, report.missing, report.unexpected, report.mismatched,
-                report.prefix_removed[0] != '\0' ? ", prefix removed: " : "", report.prefix_removed,
-                report.prefix_added[0] != '\0' ? " (prefix added)" : "");
-    if (report.missing + report.unexpected + report.mismatched > 0) {
-        session_say(s, "%s%s", report.text, report.text[0] != '\0' && strchr(report.text, '\n') == NULL ? "\n" : "");
-    }
+    session_say(s, "%s%s", report.text, report.text[0] != '\0' && report.text[strlen(report.text) - 1] != '\n' ? "\n" : "");
     if (new_head) {
         const char *head = mu_model_head(s->net);
         if (mu_model_replace_head(s->net, (int)o->head) < 0) {
