@@ -47,7 +47,8 @@ MU_API void mu_ddp_free(mu_ddp *d); /* not collective */
 /* Collective, blocks until every gradient is the mean over ranks. loss (one element) may be NULL: this rank has
  * nothing to add and contributes zeros. Parameters that no rank's loss reached keep no gradient. Called again before
  * the optimiser steps, it adds. Gradients that mu_backward left on this rank count as part of its contribution: so
- * micro-steps are accumulated without communication.
+ * micro-steps are accumulated without communication. (On top of gradients that an earlier reduction left, all ranks'
+ * mu_backward have to reach the same parameters, or the next reduction is MU_ERR_COMM.)
  * Float buffers become the mean over ranks (or rank 0's), integer ones the largest.
  * An error of this rank's own, before the call (a failed forward) or in it, is returned here, and MU_SKIPPED on the
  * others; gradients are as before the call on all of them, and the next reduction is in step. MU_SKIPPED also when the

@@ -44,6 +44,7 @@ MU_API mu_status mu_optimizer_add_group(mu_optimizer *o, const mu_param_group *g
  * equal gradients give equal parameters. */
 MU_API mu_status mu_optimizer_step(mu_optimizer *o) MU_MUST_USE;
 MU_API void mu_optimizer_keep_grad(mu_optimizer *o, bool keep);
+/* One that is negative or not finite is MU_ERR_ARG of the context, and changes nothing. */
 MU_API void mu_optimizer_set_lr(mu_optimizer *o, float lr);
 MU_API float mu_optimizer_lr(const mu_optimizer *o);
 MU_API int64_t mu_optimizer_steps(const mu_optimizer *o);

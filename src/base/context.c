@@ -167,6 +167,9 @@ const char *mu_context_message(const mu_context *c)
 
 void mu_context_clear(mu_context *c)
 {
+    if (c == NULL) {
+        return;
+    }
     pthread_mutex_lock(&c->lock);
     c->status = MU_OK;
     c->message[0] = '\0';

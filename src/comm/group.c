@@ -103,8 +103,11 @@ mu_request *mu_all_reduce_start(mu_group *g, void *data, int64_t count, mu_dtype
 
 mu_status mu_request_test(mu_request *r, bool *done)
 {
-    if (r == NULL || done == NULL) {
-        return MU_ERR_ARG;
+    if (r == NULL) {
+        return MU_ERR_ARG; /* the call that returned NULL has raised why */
+    }
+    if (done == NULL) {
+        return mui_fail(r->group->context, MU_ERR_ARG, "mu_request_test without a place for its answer");
     }
     return r->group->ops->test(r, done);
 }

@@ -33,7 +33,9 @@ static bool check_options(mu_context *c, const mu_loader_options *options, mu_lo
 static mu_status make_slots(mu_loader *l, const mu_loader_options *o)
 {
     mu_context *c = l->context;
-    size_t batch = (size_t)o->batch, elements = 0;
+    /* No rank ever gets more than its part of everything: a batch "of everything" costs no more than that. */
+    int64_t most = l->sampler.places / l->sampler.size + 1;
+    size_t batch = (size_t)(o->batch < most ? o->batch : most), elements = 0;
     if (!mui_size_mul(batch, (size_t)l->dataset->elements, &elements)) {
         return mui_fail(c, MU_ERR_NOMEM, "out of memory: a batch of %d samples of %" PRId64 " numbers", o->batch,
                         l->dataset->elements);

@@ -100,6 +100,10 @@ static mu_status set_up(mu_ddp *d, const mu_ddp_options *o)
     if (d->options.check_every < 0) {
         return mui_fail(c, MU_ERR_ARG, "mu_ddp_wrap: check_every is %d, and must not be negative", o->check_every);
     }
+    if ((unsigned)d->options.absent > MU_ABSENT_ERROR || (unsigned)d->options.nonfinite > MU_NONFINITE_ERROR) {
+        return mui_fail(c, MU_ERR_ARG, "mu_ddp_wrap: absent is %d and nonfinite %d: one of mu_absent_policy and of "
+                        "mu_nonfinite_policy were expected", (int)o->absent, (int)o->nonfinite);
+    }
     d->options.bucket_bytes = d->options.bucket_bytes > 0 ? d->options.bucket_bytes : BUCKET_BYTES;
     d->options.first_bucket_bytes =
         d->options.first_bucket_bytes > 0 ? d->options.first_bucket_bytes : FIRST_BUCKET_BYTES;
@@ -338,6 +342,9 @@ static mu_status prepare(mu_ddp *d, step *s)
     }
     if (s->loss != NULL && s->tape == NULL) {
         return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward: a loss, but no tape");
+    }
+    if (s->loss != NULL && s->loss->context != c) {
+        return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward: the loss belongs to another context than the model");
     }
     mu_status status = put_aside(d, s);
     if (status != MU_OK) {

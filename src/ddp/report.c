@@ -277,6 +277,7 @@ static void add_ranks(mu_ddp *d, mui_text *t, const mu_absent *a)
 
 size_t mu_ddp_print_report(mu_ddp *d, char *out, size_t size)
 {
+    size = out != NULL ? size : 0;
     if (d == NULL) {
         return (size_t)snprintf(out, size, "%s", "");
     }

@@ -218,9 +218,10 @@ mu_module *mu_batch_norm_layer(mu_context *c, int64_t channels, const mu_batch_n
     mu_batch_norm_options o = options != NULL ? *options : (mu_batch_norm_options){0};
     o.eps = o.eps != 0 ? o.eps : 1e-5f;
     o.momentum = o.momentum != 0 ? o.momentum : 0.1f;
-    if (channels < 1 || !(o.eps > 0)) {
-        mui_fail(c, MU_ERR_ARG, "batch norm layer: %lld channels, eps %g; both must be positive", (long long)channels,
-                 (double)o.eps);
+    if (channels < 1 || !(o.eps > 0) || !(o.momentum <= 1)) {
+        mui_fail(c, MU_ERR_ARG,
+                 "batch norm layer: %lld channels, eps %g, momentum %g; the first two must be positive, the last at most 1",
+                 (long long)channels, (double)o.eps, (double)o.momentum);
         return NULL;
     }
     char eps[32], momentum[32] = "None", extra[200];

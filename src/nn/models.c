@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { LARGEST_SIDE = 1 << 16 }; /* pixels of an input: products with it stay far from overflow */
+
 /* -- cnn -------------------------------------------------------------------------------------------------------- */
 static mu_tensor *cnn_forward(void *self, mu_tape *t, mu_tensor *x)
 {
@@ -18,9 +20,10 @@ static mu_tensor *cnn_forward(void *self, mu_tape *t, mu_tensor *x)
 
 mu_module *mu_small_cnn(mu_context *c, int in_channels, int side, int classes)
 {
-    if (in_channels < 1 || side < 4 || side % 4 != 0 || classes < 1) {
-        mui_fail(c, MU_ERR_ARG, "cnn: %d input channels, side %d, %d classes; the side must be divisible by 4",
-                 in_channels, side, classes);
+    if (in_channels < 1 || side < 4 || side > LARGEST_SIDE || side % 4 != 0 || classes < 1) {
+        mui_fail(c, MU_ERR_ARG,
+                 "cnn: %d input channels, side %d, %d classes; the side must be divisible by 4 and at most %d",
+                 in_channels, side, classes, LARGEST_SIDE);
         return NULL;
     }
     mu_conv_options same = {.padding = 1};
@@ -114,6 +117,11 @@ mu_module *mu_model(mu_context *c, const char *name, const mu_model_options *opt
     int side = o.side != 0 ? o.side : 32;
     if (strcmp(name, "cnn") == 0) {
         return mu_small_cnn(c, channels, side, classes);
+    }
+    if (channels < 1 || side < 1 || side > LARGEST_SIDE) {
+        mui_fail(c, MU_ERR_ARG, "mlp: %d input channels, side %d; both must be at least 1, the side at most %d", channels,
+                 side, LARGEST_SIDE);
+        return NULL;
     }
     const int64_t hidden[] = {256, 128};
     return mu_mlp(c, (int64_t)channels * side * side, hidden, 2, classes);

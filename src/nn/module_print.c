@@ -33,7 +33,7 @@ size_t mu_module_print(mu_module *root, char *out, size_t size)
         print(&text, root, 0);
     }
     size_t length = text.length;
-    if (size > 0) {
+    if (out != NULL && size > 0) {
         size_t n = length < size ? length : size - 1;
         memcpy(out, mui_text_get(&text), n);
         out[n] = '\0';

@@ -93,6 +93,11 @@ static mu_status no_module(const char *what)
     return mui_fail(NULL, MU_ERR_ARG, "%s: the module is NULL", what);
 }
 
+static mu_status no_function(mu_module *root, const char *what)
+{
+    return mui_fail(root->source.context, MU_ERR_ARG, "%s: the function is NULL", what);
+}
+
 /* The traversal of a tree that has memory. */
 static mu_status list_built(mui_state_list *list, mu_module *root)
 {
@@ -106,6 +111,9 @@ mu_status mu_module_each_parameter(mu_module *root, mu_parameter_fn fn, void *us
 {
     if (root == NULL) {
         return no_module("visiting parameters");
+    }
+    if (fn == NULL) {
+        return no_function(root, "visiting parameters");
     }
     mui_state_list list;
     mu_status s = list_built(&list, root);
@@ -126,6 +134,9 @@ mu_status mu_module_each_state(mu_module *root, mu_state_fn fn, void *user)
 {
     if (root == NULL) {
         return no_module("visiting a state dict");
+    }
+    if (fn == NULL) {
+        return no_function(root, "visiting a state dict");
     }
     mui_state_list list;
     mu_status s = list_built(&list, root);

@@ -337,9 +337,15 @@ void mu_optimizer_keep_grad(mu_optimizer *o, bool keep)
 
 void mu_optimizer_set_lr(mu_optimizer *o, float lr)
 {
-    if (o != NULL) {
-        o->lr = lr;
+    if (o == NULL) {
+        return;
     }
+    if (!at_least_zero(lr)) { /* one step with it would ruin every parameter */
+        mui_fail(o->context, MU_ERR_ARG, "mu_optimizer_set_lr: %g is not a learning rate; it stays %g", (double)lr,
+                 (double)o->lr);
+        return;
+    }
+    o->lr = lr;
 }
 
 float mu_optimizer_lr(const mu_optimizer *o)

@@ -9,6 +9,7 @@ float mu_schedule_lr(const mu_schedule *s, int64_t step)
         return 0;
     }
     double lr = s->lr;
+    step = step > 0 ? step : 0;
     if (step < s->warmup_steps) {
         return (float)(lr * (double)(step + 1) / (double)s->warmup_steps);
     }

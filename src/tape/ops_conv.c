@@ -134,6 +134,11 @@ mu_tensor *mu_conv2d(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor *bia
     }
     mu_dims out = MU_DIMS(s.n, s.oc, s.oh, s.ow);
     conv_attr a = {.bias = bias != NULL};
+    size_t bytes = 0;
+    /* Padding can make any size of a small image. */
+    if (mui_dims_check(x->context, out, MU_F32, &bytes) != MU_OK) {
+        return NULL;
+    }
     if (mui_dims_elements(out) == 0) {
         return mui_record_reads(t, &mui_op_conv2d, mui_tensor_new(t, out, MU_F32, NULL), in, count, &a, sizeof(a), NULL,
                                 0, 0);

@@ -94,7 +94,7 @@ static bool norm_bad(mu_tape *t, const mu_tensor *x, const mu_tensor *weight, co
         mui_op_fail(t, MU_ERR_ARG, "batch_norm", "running statistics are not contiguous");
         return true;
     }
-    if (o->momentum < 0.0f || o->momentum > 1.0f || o->eps < 0.0f) {
+    if (!(o->momentum >= 0.0f && o->momentum <= 1.0f && o->eps >= 0.0f)) { /* not NaN either */
         mui_op_fail(t, MU_ERR_ARG, "batch_norm", "momentum %g is not in [0, 1] or eps %g is negative",
                     (double)o->momentum, (double)o->eps);
         return true;

@@ -193,8 +193,8 @@ mu_tensor *mu_narrow(mu_tape *t, mu_tensor *x, int dim, int64_t start, int64_t l
     int d = dim < 0 ? dim + x->dims.ndim : dim;
     if (d < 0 || d >= x->dims.ndim || start < 0 || length < 0 || start > x->dims.dim[d] ||
         length > x->dims.dim[d] - start) {
-        return mui_op_fail(t, MU_ERR_SHAPE, "narrow", "%s has no elements %lld to %lld along dimension %d",
-                           mui_dims_text(x->dims, xt), (long long)start, (long long)(start + length), dim);
+        return mui_op_fail(t, MU_ERR_SHAPE, "narrow", "%s has no %lld elements from %lld on along dimension %d",
+                           mui_dims_text(x->dims, xt), (long long)length, (long long)start, dim);
     }
     mu_tensor *in = strided(t, x);
     if (in == NULL) {

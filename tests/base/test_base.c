@@ -158,6 +158,16 @@ static void globs(void **state)
     assert_false(mui_glob_match("fc", "fc.bias"));
 }
 
+/* What a program has in hand when mu_context_open could not make a context. */
+static void no_context_is_out_of_memory(void **state)
+{
+    (void)state;
+    mu_context_clear(NULL);
+    assert_int_equal(mu_context_status(NULL), MU_ERR_NOMEM);
+    assert_string_equal(mu_context_message(NULL), "out of memory");
+    assert_int_equal(mu_context_close(NULL), MU_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -169,6 +179,7 @@ int main(void)
         cmocka_unit_test(draws_have_their_distribution),
         cmocka_unit_test(text_grows_and_survives_failure),
         cmocka_unit_test(globs),
+        cmocka_unit_test(no_context_is_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -513,6 +513,26 @@ static void batches_become_tensors(void **state)
     mu_context_close(c);
 }
 
+static void a_batch_may_be_larger_than_everything(void **state)
+{
+    (void)state;
+    source s = {0};
+    mu_context *c = mu_context_open(&(mu_context_options){.log_level = MU_LOG_QUIET});
+    mu_dataset *d = mu_dataset_new(c, &(mu_dataset_source){.count = 5, .dims = MU_DIMS(3, 6, 5), .classes = 10,
+                                                           .get = get, .destroy = destroy, .user = &s});
+    for (int size = 1; size <= 2; size++) {
+        mu_loader *l = mu_loader_open(d, &(mu_loader_options){.batch = INT32_MAX, .shard = {0, size}});
+        assert_non_null(l);
+        assert_int_equal(mu_loader_steps(l), 1);
+        assert_int_equal(mu_loader_rewind(l, 0, 0), MU_OK);
+        mui_loaded b;
+        assert_true(mui_loader_take(l, &b));
+        assert_int_equal(b.samples, size == 1 ? 5 : 3);
+        mu_loader_close(l);
+    }
+    assert_int_equal(mu_context_close(c), MU_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -527,6 +547,7 @@ int main(void)
         cmocka_unit_test(augmentation_is_what_it_says),
         cmocka_unit_test(draws_are_uniform_and_keyed),
         cmocka_unit_test(batches_become_tensors),
+        cmocka_unit_test(a_batch_may_be_larger_than_everything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -220,6 +220,27 @@ static void out_of_memory_reaches_all(void **state)
     assert_true(n > 10);
 }
 
+static void bad_arguments_are_errors(void **state)
+{
+    (void)state;
+    const mu_ddp_options bad[] = {{.absent = (mu_absent_policy)9}, {.nonfinite = (mu_nonfinite_policy)9}};
+    for (int i = 0; i < 2; i++) {
+        mu_context *c = quiet_context();
+        assert_null(mu_ddp_wrap(toy(c), mu_group_self(c), &bad[i]));
+        assert_int_equal(mu_context_status(c), MU_ERR_ARG);
+        mu_context_close(c);
+    }
+    mu_context *c = quiet_context(), *other = quiet_context();
+    mu_ddp *d = mu_ddp_wrap(toy(c), mu_group_self(c), NULL);
+    mu_tape *t = mu_tape_new(other, NULL);
+    assert_int_equal(mu_ddp_backward(d, t, mu_mean(t, mu_tensor_zeros(t, MU_DIMS(2)))), MU_ERR_ARG);
+    assert_non_null(strstr(mu_context_message(c), "another context"));
+    mu_context_clear(c);
+    assert_true(mu_ddp_print_report(d, NULL, 5) > 5);
+    assert_int_equal(mu_context_close(other), MU_OK);
+    assert_int_equal(mu_context_close(c), MU_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -227,6 +248,7 @@ int main(void)
         cmocka_unit_test(failures_of_one_rank_reach_all),
         cmocka_unit_test(all_start_from_rank_0),
         cmocka_unit_test(out_of_memory_reaches_all),
+        cmocka_unit_test(bad_arguments_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

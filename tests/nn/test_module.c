@@ -555,6 +555,25 @@ static void every_allocation_may_fail(void **state)
     fail_each(build_resnets, 41);
 }
 
+static void absurd_arguments_are_errors(void **state)
+{
+    (void)state;
+    mu_context *c = quiet(0);
+    mu_module *m = mu_linear(c, 2, 2, NULL);
+    assert_int_equal(mu_module_each_parameter(m, NULL, NULL), MU_ERR_ARG);
+    expect(c, MU_ERR_ARG, "NULL");
+    assert_int_equal(mu_module_each_state(m, NULL, NULL), MU_ERR_ARG);
+    expect(c, MU_ERR_ARG, "NULL");
+    assert_true(mu_module_print(m, NULL, 10) > 10);
+    assert_null(mu_small_cnn(c, 1, INT32_MAX - 3, 2)); /* 64 * (side / 4)^2 is 2^64 */
+    expect(c, MU_ERR_ARG, "side 2147483644");
+    assert_null(mu_model(c, "mlp", &(mu_model_options){.side = INT32_MAX, .in_channels = INT32_MAX}));
+    expect(c, MU_ERR_ARG, "side 2147483647");
+    assert_null(mu_batch_norm_layer(c, 4, &(mu_batch_norm_options){.momentum = 7}));
+    expect(c, MU_ERR_ARG, "momentum 7");
+    close_ok(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -575,6 +594,7 @@ int main(void)
         cmocka_unit_test(heads_are_known_and_replaced),
         cmocka_unit_test(users_of_removed_modules_get_errors),
         cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(absurd_arguments_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

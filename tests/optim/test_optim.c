@@ -324,6 +324,24 @@ static void every_allocation_may_fail(void **state)
     }
 }
 
+static void rates_that_cannot_be(void **state)
+{
+    (void)state;
+    mu_context *c = quiet();
+    mu_optimizer *o = mu_sgd(net(c), 0.5f, NULL);
+    const float bad[] = {NAN, INFINITY, -1};
+    for (int i = 0; i < 3; i++) {
+        mu_optimizer_set_lr(o, bad[i]);
+        expect(c, MU_ERR_ARG, "learning rate");
+        assert_true(mu_optimizer_lr(o) == 0.5f);
+    }
+    mu_schedule s = {.kind = MU_SCHEDULE_CONSTANT, .lr = 1, .warmup_steps = 4};
+    assert_true(mu_schedule_lr(&s, -3) == mu_schedule_lr(&s, 0));
+    s = (mu_schedule){.kind = MU_SCHEDULE_STEP, .lr = 1, .step_size = 2};
+    assert_true(mu_schedule_lr(&s, -5) == 1);
+    assert_int_equal(mu_context_close(c), MU_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -336,6 +354,7 @@ int main(void)
         cmocka_unit_test(bad_options),
         cmocka_unit_test(steps_allocate_nothing),
         cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(rates_that_cannot_be),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

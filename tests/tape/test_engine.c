@@ -465,6 +465,28 @@ static void written_values_are_converted_anew(void **state)
     close_world(&w);
 }
 
+static void expect_error(world *w, const mu_tensor *y, mu_status s)
+{
+    assert_null(y);
+    assert_int_equal(mu_context_status(w->c), s);
+    mu_context_clear(w->c);
+}
+
+static void absurd_numbers_are_errors(void **state)
+{
+    (void)state;
+    world w;
+    open_world(&w, NULL, NULL);
+    build(&w);
+    mu_tensor *x = input(&w, MU_DIMS(1, 2, 4, 4), 1), *k = input(&w, MU_DIMS(2, 2, 3, 3), 2);
+    expect_error(&w, mu_conv2d(w.t, x, k, NULL, &(mu_conv2d_options){.padding = {INT32_MAX, INT32_MAX}}), MU_ERR_SHAPE);
+    expect_error(&w, mu_narrow(w.t, x, 1, INT64_MAX, INT64_MAX), MU_ERR_SHAPE);
+    expect_error(&w, mu_batch_norm(w.t, x, NULL, NULL, NULL, NULL, &(mu_batch_norm_options){.eps = NAN}), MU_ERR_ARG);
+    expect_error(&w, mu_batch_norm(w.t, x, NULL, NULL, NULL, NULL, &(mu_batch_norm_options){.momentum = NAN}),
+                 MU_ERR_ARG);
+    close_world(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -480,6 +502,7 @@ int main(void)
         cmocka_unit_test(dropout_repeats_by_step_position_and_rank),
         cmocka_unit_test(blocked_weights_get_plain_gradients_too),
         cmocka_unit_test(written_values_are_converted_anew),
+        cmocka_unit_test(absurd_numbers_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
