@@ -178,12 +178,12 @@ void mu_context_clear(mu_context *c)
 
 int mu_context_rank(const mu_context *c)
 {
-    return c->rank;
+    return c != NULL ? c->rank : 0;
 }
 
 int mu_context_size(const mu_context *c)
 {
-    return c->size;
+    return c != NULL ? c->size : 1;
 }
 
 mu_status mu_complain(const mu_context *c, mu_status s)

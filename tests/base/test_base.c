@@ -165,6 +165,9 @@ static void no_context_is_out_of_memory(void **state)
     mu_context_clear(NULL);
     assert_int_equal(mu_context_status(NULL), MU_ERR_NOMEM);
     assert_string_equal(mu_context_message(NULL), "out of memory");
+    assert_int_equal(mu_context_rank(NULL), 0);
+    assert_int_equal(mu_context_size(NULL), 1);
+    assert_int_equal(mu_complain(NULL, MU_ERR_NOMEM), MU_ERR_NOMEM);
     assert_int_equal(mu_context_close(NULL), MU_OK);
 }
 

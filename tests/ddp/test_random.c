@@ -1,7 +1,7 @@
 /* Random graphs: each rank's loss of each reduction is drawn anew, from views, products, broadcasts, detached and
  * no-grad parts, joined or layered branches over a random subset of the parameters, or there is none at all. Random
- * numbers of reductions before a step, weights, micro-steps without communication, and between steps changes of the
- * tree: freezing, unfreezing, modules replaced, added and removed. Against one process that differentiates the mean of
+ * numbers of reductions before a step, weights, micro-steps without communication, now and then a rank that fails, and
+ * between steps changes of the tree: freezing, unfreezing, modules replaced, added and removed. Against one process that differentiates the mean of
  * all ranks' losses. Seeds are fixed, so a failure names the one to run again. */
 #include "rig.h"
 
@@ -168,6 +168,32 @@ static mu_optimizer *optimizer_of(mu_module *m, uint64_t seed)
                          : mu_sgd(m, 0.05F, NULL);
 }
 
+/* A reduction that one rank cannot make: it gives up, its forward fails, or its loss is none. Nothing may change. */
+static void one_failure(mu_ddp *d, mu_tape *t, mu_module *m, const dice *each, int rank, int size, dice how)
+{
+    int bad = roll(&how, size), why = roll(&how, 3);
+    dice mine = {each[rank].state ^ 0xaaaa};
+    mu_tensor *loss = random_loss(t, m, mine);
+    if (rank != bad) {
+        CHECK(mu_ddp_backward(d, t, loss) == MU_SKIPPED, "rank %d failed, why %d", bad, why);
+        return;
+    }
+    mu_context *c = mu_module_context(m);
+    mu_status s;
+    if (why == 0) {
+        s = mu_ddp_abandon(d, "drawn at random");
+        CHECK(s == MU_SKIPPED, "abandon: %s", mu_status_name(s));
+    } else if (why == 1) {
+        loss = mu_add(t, mu_tensor_zeros(t, MU_DIMS(2)), mu_tensor_zeros(t, MU_DIMS(3)));
+        s = mu_ddp_backward(d, t, loss);
+        CHECK(s == MU_ERR_SHAPE && mu_context_status(c) == s, "failed forward: %s", mu_status_name(s));
+    } else {
+        s = mu_ddp_backward(d, t, mu_tensor_zeros(t, MU_DIMS(2, 2)));
+        CHECK(s == MU_ERR_SHAPE && mu_context_status(c) == s, "no loss: %s", mu_status_name(s));
+    }
+    mu_context_clear(c);
+}
+
 /* One reduction on this rank, and the whole of it in the oracle. */
 static void one_reduction(mu_ddp *d, mu_tape *t, mu_module *m, mu_tape *ot, mu_module *om, const dice *each, int rank,
                           int size, dice how, bool first)
@@ -239,6 +265,10 @@ static void run_random(mu_group *g, int rank, int size, void *arg)
             dice each[8];
             for (int r = 0; r < size; r++) {
                 each[r] = dice_of(j->seed, step, pass, r);
+            }
+            dice failure = dice_of(j->seed, step, pass, 33);
+            if (roll(&failure, 5) == 0) {
+                one_failure(d, t, m, each, rank, size, failure);
             }
             one_reduction(d, t, m, ot, om, each, rank, size, dice_of(j->seed, step, pass, 77), pass == 0);
             snprintf(what, sizeof(what), "seed %d of %d ranks, step %d, pass %d", (int)j->seed, size, step, pass);
