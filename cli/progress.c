@@ -18,6 +18,13 @@ double seconds_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 void progress_start(progress *p, bool on, int64_t epochs, int64_t steps_per_epoch, int64_t first, int64_t last)
 {
     double now = seconds_now();

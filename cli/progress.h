@@ -22,6 +22,8 @@ typedef struct progress {
 
 /* Seconds of a clock that only goes forward. */
 double seconds_now(void);
+/* Processor seconds that this rank has used, all its threads: what a busy machine does not change much. */
+double cpu_seconds(void);
 
 void progress_start(progress *p, bool on, int64_t epochs, int64_t steps_per_epoch, int64_t first, int64_t last);
 /* After `step` steps in all. loss is the step's, images over all ranks. Shows only now and then. */

@@ -97,8 +97,8 @@ static void log_step(run *r, double loss, int64_t images, float lr)
     char text[32];
     snprintf(text, sizeof(text), isfinite(loss) ? "%.9g" : "null", loss);
     fprintf(r->log, "{\"step\":%" PRId64 ",\"epoch\":%" PRId64 ",\"loss\":%s,\"lr\":%.9g,\"images\":%" PRId64
-                    ",\"seconds\":%.6f}\n",
-            r->s.state.step, r->s.state.epoch + 1, text, (double)lr, images, progress_seconds(&r->bar));
+                    ",\"seconds\":%.6f,\"cpu_seconds\":%.6f}\n",
+            r->s.state.step, r->s.state.epoch + 1, text, (double)lr, images, progress_seconds(&r->bar), cpu_seconds());
 }
 
 /* Rank 0 writes; the barrier keeps the others from ending, and so from ending the launch, before it is done. */
