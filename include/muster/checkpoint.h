@@ -34,7 +34,8 @@ MU_API mu_status mu_load(mu_module *root, const char *path, const mu_load_option
 typedef struct mu_save_options {
     const char *prefix; /* put before every name, e.g. "module."; NULL: none */
 } mu_save_options;
-/* Writes a state dict in PyTorch's zip format, atomically: path is either the old file or the whole new one. */
+/* Writes a state dict in PyTorch's zip format, atomically: path is either the old file or the whole new one. Names must
+ * be UTF-8 and at most 4090 bytes long, since no reader would take others. */
 MU_API mu_status mu_save(mu_module *root, const char *path, const mu_save_options *options) MU_MUST_USE;
 
 /* Training state: {"model": state dict, "optimizer": as torch.optim's state_dict, "epoch", "step", "seed"}. */
@@ -63,7 +64,8 @@ typedef struct mu_checkpoint_entry {
     const char *note;        /* why it cannot be loaded into a model, e.g. "sparse: cannot be read"; NULL: it can be */
     bool is_storage;         /* not a tensor but a bare storage, seen as one dimension */
 } mu_checkpoint_entry;
-/* Owned by the context. NULL with MU_ERR_FORMAT saying what the file is if it is no checkpoint. */
+/* The file is mapped: while it is open here or being loaded, it may be replaced (as mu_save does) but not shortened in
+ * place. Owned by the context. NULL with MU_ERR_FORMAT saying what the file is if it is no checkpoint. */
 MU_API mu_checkpoint *mu_checkpoint_open(mu_context *c, const char *path);
 MU_API void mu_checkpoint_close(mu_checkpoint *k);
 MU_API const char *mu_checkpoint_format(const mu_checkpoint *k); /* "torch zip", "torch legacy", ... */

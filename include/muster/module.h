@@ -74,7 +74,7 @@ MU_API mu_status mu_module_unfreeze(mu_module *root, const char *pattern, int64_
 MU_API void mu_module_train(mu_module *m, bool training);
 MU_API bool mu_module_is_training(const mu_module *m);
 
-/* Runs a module. The first use of a tree, or of a changed one, lays out its memory. */
+/* Runs a module; up to 1,000 within each other. The first use of a tree, or of a changed one, lays out its memory. */
 MU_API mu_tensor *mu_forward(mu_tape *t, mu_module *m, mu_tensor *x);
 
 /* Visits in PyTorch's state_dict order: each module's own parameters, then its buffers, then its children, all in

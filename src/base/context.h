@@ -41,6 +41,7 @@ struct mu_context {
     /* Dotted path of the module now in forward, for messages; kept by nn. */
     char path[512];
     size_t path_len;
+    int depth; /* of forwards within forwards */
 
     struct mui_engine *engine; /* kernels, made on first use by mui_engine_of; owned like any object */
 

@@ -55,3 +55,25 @@ void mui_text_free(mui_text *t)
     mui_free(t->context, t->data);
     *t = (mui_text){.context = t->context};
 }
+
+bool mui_is_utf8(const char *text, size_t n)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    for (size_t i = 0; i < n;) {
+        unsigned char b = s[i];
+        size_t more = b < 0x80 ? 0 : b >= 0xc2 && b < 0xe0 ? 1 : b >= 0xe0 && b < 0xf0 ? 2 : b >= 0xf0 && b < 0xf5 ? 3 : 4;
+        if (more == 4 || more > n - i - 1) {
+            return false;
+        }
+        for (size_t k = 1; k <= more; k++) {
+            if ((s[i + k] & 0xc0) != 0x80) {
+                return false;
+            }
+        }
+        if ((b == 0xe0 && s[i + 1] < 0xa0) || (b == 0xf0 && s[i + 1] < 0x90) || (b == 0xf4 && s[i + 1] > 0x8f)) {
+            return false;
+        }
+        i += more + 1;
+    }
+    return true;
+}

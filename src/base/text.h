@@ -17,4 +17,7 @@ const char *mui_text_get(const mui_text *t);
 void mui_text_clear(mui_text *t);
 void mui_text_free(mui_text *t);
 
+/* Well-formed UTF-8, with surrogates allowed as Python's surrogatepass does. */
+bool mui_is_utf8(const char *text, size_t n);
+
 #endif

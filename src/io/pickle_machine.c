@@ -2,6 +2,7 @@
  * Lib/pickletools.py; what is refused and why: mui_pickle_read's tests and section 2 of the format notes. */
 #include "io/pickle_machine.h"
 #include "base/alloc.h"
+#include "base/text.h"
 #include "io/bytes.h"
 
 #include <errno.h>
@@ -111,28 +112,6 @@ mu_status mui_machine_line(mui_machine *m, mui_slice *out)
     return MU_OK;
 }
 
-/* Well-formed UTF-8, with surrogates allowed as Python's surrogatepass does. */
-static bool is_utf8(const unsigned char *s, size_t n)
-{
-    for (size_t i = 0; i < n;) {
-        unsigned char b = s[i];
-        size_t more = b < 0x80 ? 0 : b >= 0xc2 && b < 0xe0 ? 1 : b >= 0xe0 && b < 0xf0 ? 2 : b >= 0xf0 && b < 0xf5 ? 3 : 4;
-        if (more == 4 || more > n - i - 1) {
-            return false;
-        }
-        for (size_t k = 1; k <= more; k++) {
-            if ((s[i + k] & 0xc0) != 0x80) {
-                return false;
-            }
-        }
-        if ((b == 0xe0 && s[i + 1] < 0xa0) || (b == 0xf0 && s[i + 1] < 0x90) || (b == 0xf4 && s[i + 1] > 0x8f)) {
-            return false;
-        }
-        i += more + 1;
-    }
-    return true;
-}
-
 static mu_status push_text(mui_machine *m, mui_kind kind, const unsigned char *data, uint64_t bytes)
 {
     mui_value *v = mui_machine_new(m, kind);
@@ -146,7 +125,7 @@ static mu_status push_unicode(mui_machine *m, uint64_t bytes)
 {
     const unsigned char *data = NULL;
     MUI_CHECK(mui_machine_take(m, bytes, &data));
-    if (!is_utf8(data, (size_t)bytes)) {
+    if (!mui_is_utf8((const char *)data, (size_t)bytes)) {
         return mui_machine_fail(m, MU_ERR_FORMAT, "the text is not UTF-8");
     }
     return push_text(m, MUI_STR, data, bytes);
@@ -162,7 +141,7 @@ static mu_status push_bytes(mui_machine *m, uint64_t bytes)
 /* Python 2's str: text where it can be. */
 static mu_status push_string(mui_machine *m, const unsigned char *data, uint64_t bytes)
 {
-    return push_text(m, is_utf8(data, (size_t)bytes) ? MUI_STR : MUI_BYTES, data, bytes);
+    return push_text(m, mui_is_utf8((const char *)data, (size_t)bytes) ? MUI_STR : MUI_BYTES, data, bytes);
 }
 
 static mu_status push_int(mui_machine *m, int64_t i)
@@ -325,8 +304,8 @@ static mu_status push_global(mui_machine *m)
         v->global.module = module->text;
         v->global.name = name->text;
     }
-    if (!is_utf8((const unsigned char *)v->global.module.data, v->global.module.bytes) ||
-        !is_utf8((const unsigned char *)v->global.name.data, v->global.name.bytes)) {
+    if (!mui_is_utf8(v->global.module.data, v->global.module.bytes) ||
+        !mui_is_utf8(v->global.name.data, v->global.name.bytes)) {
         return mui_machine_fail(m, MU_ERR_FORMAT, "the class name is not UTF-8");
     }
     if (!MUI_GROW(m->context, m->p->globals, m->p->global_count, m->p->global_capacity)) {

@@ -1,6 +1,7 @@
 /* Pickles, written. Opcodes as CPython's pickle writes them, without memo: nothing here is shared but storages. */
 #include "io/pickle_writer.h"
 #include "base/alloc.h"
+#include "base/text.h"
 #include "io/bytes.h"
 #include "io/torch_dtype.h"
 
@@ -40,6 +41,10 @@ void mui_pk_text(mui_pickle_writer *w, const char *s)
 {
     unsigned char head[5] = "X";
     size_t n = strlen(s);
+    if (!w->failed && !mui_is_utf8(s, n)) { /* a reader would refuse the whole file */
+        mui_fail(w->context, MU_ERR_ARG, "\"%.100s\" is not UTF-8, and no checkpoint can have it as a name or note", s);
+        w->failed = true;
+    }
     mui_put_le32(head + 1, (uint32_t)n);
     put(w, head, sizeof(head));
     put(w, s, n);

@@ -5,7 +5,7 @@
 #include "base/context.h"
 #include <muster/tensor.h>
 
-/* After an allocation failure `failed`, and nothing more is written. */
+/* `failed` after an allocation failure or a text that cannot be written, both raised; nothing more is written then. */
 typedef struct mui_pickle_writer {
     mu_context *context;
     unsigned char *data;

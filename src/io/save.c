@@ -1,10 +1,14 @@
 /* mu_save, and the parts of it that training checkpoints are made of too. */
 #include "io/save.h"
 #include "base/alloc.h"
+#include "io/tree.h"
 #include <muster/checkpoint.h>
 
 #include <stdio.h>
 #include <string.h>
+
+/* What the reader takes, in the file of a training run too, where names are below "model". */
+enum { LONGEST_NAME = MUI_MAX_NAME_BYTES - (int)sizeof("model") };
 
 /* -- the state dict as pickle ------------------------------------------------------------------------------------- */
 
@@ -87,6 +91,11 @@ int64_t mui_save_state_dict(mui_pickle_writer *w, mu_module *root, const mui_sta
             w->failed = true;
             break;
         }
+        if (strlen(name) > LONGEST_NAME) {
+            mui_fail(w->context, MU_ERR_LIMIT, "the name %.60s... has %zu bytes; checkpoints can have names of %d", name,
+                     strlen(name), LONGEST_NAME);
+            w->failed = true;
+        }
         mui_pk_text(w, name);
         mui_free(w->context, name);
         mui_pk_tensor(w, keys[i], x->value->dtype, x->value->dims);
@@ -129,7 +138,7 @@ static void write_member(mui_archive *a, const char *name, const void *data, siz
 mu_status mui_archive_open(mu_context *c, const char *path, const mui_pickle_writer *pickle, mui_archive *out)
 {
     if (pickle->failed) {
-        return MU_ERR_NOMEM;
+        return mu_context_status(c);
     }
     *out = (mui_archive){.root = root_of(c, path)};
     if (out->root == NULL) {

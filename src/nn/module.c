@@ -465,6 +465,8 @@ void mui_module_destroy_root(void *object)
     mui_module_bury(m, NULL);
 }
 
+enum { DEEPEST = 1000 }; /* forwards within forwards: far below what a thread's stack can hold */
+
 /* -- running ---------------------------------------------------------------------------------------------------- */
 static mu_tensor *children_in_order(mu_module *m, mu_tape *t, mu_tensor *x)
 {
@@ -472,6 +474,19 @@ static mu_tensor *children_in_order(mu_module *m, mu_tape *t, mu_tensor *x)
         x = mu_forward(t, m->children[i], x);
     }
     return x;
+}
+
+static mu_tensor *run(mu_tape *t, mu_module *m, mu_tensor *x)
+{
+    mu_context *c = m->source.context;
+    if (c->depth >= DEEPEST) {
+        mui_fail(c, MU_ERR_LIMIT, "forward of %s: %d forwards within each other: does one call itself?", m->kind, DEEPEST);
+        return NULL;
+    }
+    c->depth++;
+    mu_tensor *y = m->forward != NULL ? m->forward(m->self, t, x) : children_in_order(m, t, x);
+    c->depth--;
+    return y;
 }
 
 mu_tensor *mu_forward(mu_tape *t, mu_module *m, mu_tensor *x)
@@ -489,7 +504,7 @@ mu_tensor *mu_forward(mu_tape *t, mu_module *m, mu_tensor *x)
         return NULL;
     }
     if (m->parent == NULL) {
-        return m->forward != NULL ? m->forward(m->self, t, x) : children_in_order(m, t, x);
+        return run(t, m, x);
     }
     /* The full path replaces the caller's and not just extends it: a forward may call a grandchild directly. */
     char saved[sizeof(c->path)];
@@ -499,7 +514,7 @@ mu_tensor *mu_forward(mu_tape *t, mu_module *m, mu_tensor *x)
     memcpy(c->path, m->path, len);
     c->path[len] = '\0';
     c->path_len = len;
-    mu_tensor *y = m->forward != NULL ? m->forward(m->self, t, x) : children_in_order(m, t, x);
+    mu_tensor *y = run(t, m, x);
     memcpy(c->path, saved, saved_len + 1);
     c->path_len = saved_len;
     return y;

@@ -455,6 +455,39 @@ static void test_arguments(void **state)
     unlink("args.pt");
 }
 
+static mu_module *named(mu_context *c, const char *name)
+{
+    mu_module *m = mu_sequential(c);
+    assert_int_equal(mu_module_add(m, name, mu_linear(c, 2, 2, NULL)), MU_OK);
+    return m;
+}
+
+/* What is saved can be loaded; what could not be is not saved, and the file there was stays. */
+static void test_names(void **state)
+{
+    (void)state;
+    mu_context *c = mu_context_open(&(mu_context_options){.log_level = MU_LOG_QUIET});
+    char longest[4084], longer[4101]; /* with ".weight" behind it, and "model." before it */
+    memset(longest, 'x', sizeof(longest) - 1);
+    memset(longer, 'x', sizeof(longer) - 1);
+    longest[sizeof(longest) - 1] = longer[sizeof(longer) - 1] = '\0';
+    mu_training t = {.model = named(c, longest)};
+    assert_int_equal(mu_training_save(&t, "names.pt"), MU_OK);
+    assert_int_equal(mu_training_load(&t, "names.pt", NULL), MU_OK);
+    assert_int_equal(mu_save(named(c, longer), "names.pt", NULL), MU_ERR_LIMIT);
+    mu_context_clear(c);
+    assert_int_equal(mu_save(named(c, "a\xff"), "names.pt", NULL), MU_ERR_ARG);
+    mu_context_clear(c);
+    assert_int_equal(mu_save(named(c, "b"), "names.pt", &(mu_save_options){.prefix = "\x80."}), MU_ERR_ARG);
+    mu_context_clear(c);
+    t.note = "\xc3";
+    assert_int_equal(mu_training_save(&t, "names.pt"), MU_ERR_ARG);
+    mu_context_clear(c);
+    assert_int_equal(mu_training_load(&t, "names.pt", NULL), MU_OK);
+    assert_int_equal(mu_context_close(c), MU_OK);
+    unlink("names.pt");
+}
+
 /* Tests write here: a folder of their own. */
 static int enter_folder(void **state)
 {
@@ -473,6 +506,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_no_memory), cmocka_unit_test(test_group),
         cmocka_unit_test(test_full_disk),  cmocka_unit_test(test_kill),      cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }

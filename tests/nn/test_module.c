@@ -555,6 +555,29 @@ static void every_allocation_may_fail(void **state)
     fail_each(build_resnets, 41);
 }
 
+static mu_tensor *calls_itself(void *self, mu_tape *t, mu_tensor *x)
+{
+    return mu_forward(t, self, x);
+}
+
+/* self left NULL is the module itself: easily called by mistake. */
+static void a_forward_that_calls_itself_is_an_error(void **state)
+{
+    (void)state;
+    mu_context *c = quiet(0);
+    mu_tape *t = mu_tape_new(c, NULL);
+    mu_module *m = mu_module_new(c, "Loop", &(mu_module_options){.forward = calls_itself});
+    mu_module_parameter(m, "p", MU_DIMS(2), (mu_init){0});
+    for (int i = 0; i < 2; i++) {
+        assert_null(mu_forward(t, m, mu_tensor_zeros(t, MU_DIMS(2))));
+        expect(c, MU_ERR_LIMIT, "call itself");
+        mu_module *root = mu_sequential(c);
+        assert_int_equal(mu_module_add(root, "below", m), MU_OK);
+        m = root;
+    }
+    close_ok(c);
+}
+
 static void absurd_arguments_are_errors(void **state)
 {
     (void)state;
@@ -595,6 +618,7 @@ int main(void)
         cmocka_unit_test(users_of_removed_modules_get_errors),
         cmocka_unit_test(every_allocation_may_fail),
         cmocka_unit_test(absurd_arguments_are_errors),
+        cmocka_unit_test(a_forward_that_calls_itself_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
