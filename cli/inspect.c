@@ -151,7 +151,7 @@ static void put_json(const char *s)
 }
 
 /* hex is "" when the tensor has no data to hash. Returns false on error, which the context then has. */
-static bool hash_entry(mu_context *c, mu_checkpoint *k, int64_t i, char hex[65])
+static bool hash_entry(mu_context *c, mu_checkpoint_file *k, int64_t i, char hex[65])
 {
     mu_checkpoint_entry e = mu_checkpoint_get(k, i);
     uint64_t bytes = bytes_of(e);
@@ -190,7 +190,7 @@ static void put_shape(mu_dims d, const char *open, const char *shut)
 }
 
 /* Tensors, or bare storages, as a JSON array. */
-static bool json_entries(mu_context *c, mu_checkpoint *k, const inspect_options *o, bool storages)
+static bool json_entries(mu_context *c, mu_checkpoint_file *k, const inspect_options *o, bool storages)
 {
     bool first = true;
     for (int64_t i = 0; i < mu_checkpoint_count(k); i++) {
@@ -220,7 +220,7 @@ static bool json_entries(mu_context *c, mu_checkpoint *k, const inspect_options 
     return true;
 }
 
-static uint64_t total_bytes(const mu_checkpoint *k)
+static uint64_t total_bytes(const mu_checkpoint_file *k)
 {
     uint64_t all = 0;
     for (int64_t i = 0; i < mu_checkpoint_count(k); i++) {
@@ -232,7 +232,7 @@ static uint64_t total_bytes(const mu_checkpoint *k)
     return all;
 }
 
-static bool print_json(mu_context *c, mu_checkpoint *k, const inspect_options *o)
+static bool print_json(mu_context *c, mu_checkpoint_file *k, const inspect_options *o)
 {
     fputs("{\"file\": ", stdout);
     put_json(o->file);
@@ -269,7 +269,7 @@ static void put_size(uint64_t bytes)
     printf("%.1f %s", x, units[u]);
 }
 
-static bool print_text(mu_context *c, mu_checkpoint *k, const inspect_options *o)
+static bool print_text(mu_context *c, mu_checkpoint_file *k, const inspect_options *o)
 {
     int width = 4;
     int64_t tensors = 0, storages = 0;
@@ -332,7 +332,7 @@ int cmd_inspect(int argc, char **argv)
     if (c == NULL) {
         return cli_fail("inspect", CLI_FAILED, "out of memory");
     }
-    mu_checkpoint *k = mu_checkpoint_open(c, o.file);
+    mu_checkpoint_file *k = mu_checkpoint_open(c, o.file);
     bool good = k != NULL && (o.json ? print_json(c, k, &o) : print_text(c, k, &o));
     if (!good) {
         mu_status s = mu_context_status(c);

@@ -8,7 +8,7 @@
 
 #define MOST_BYTES ((size_t)16 << 20)
 
-static void read_all(mu_context *c, mu_checkpoint *k)
+static void read_all(mu_context *c, mu_checkpoint_file *k)
 {
     int64_t count = mu_checkpoint_count(k);
     for (int64_t i = 0; i < count && i < 200; i++) {
@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     char path[64];
     int fd = fuzz_file(data, bytes, path);
     mu_context *c = fuzz_context();
-    mu_checkpoint *k = mu_checkpoint_open(c, path);
+    mu_checkpoint_file *k = mu_checkpoint_open(c, path);
     if (k != NULL) {
         mu_checkpoint_globals(k);
         mu_checkpoint_format(k);

@@ -54,7 +54,7 @@ MU_API mu_status mu_training_save(const mu_training *state, const char *path) MU
 MU_API mu_status mu_training_load(mu_training *state, const char *path, mu_group *group) MU_MUST_USE;
 
 /* Any file, for looking into it. */
-typedef struct mu_checkpoint mu_checkpoint;
+typedef struct mu_checkpoint_file mu_checkpoint_file;
 typedef struct mu_checkpoint_entry {
     const char *name;        /* path in the file's object, joined by dots: "state_dict.conv1.weight" */
     mu_dtype dtype;
@@ -66,16 +66,16 @@ typedef struct mu_checkpoint_entry {
 } mu_checkpoint_entry;
 /* The file is mapped: while it is open here or being loaded, it may be replaced (as mu_save does) but not shortened in
  * place. Owned by the context. NULL with MU_ERR_FORMAT saying what the file is if it is no checkpoint. */
-MU_API mu_checkpoint *mu_checkpoint_open(mu_context *c, const char *path);
-MU_API void mu_checkpoint_close(mu_checkpoint *k);
-MU_API const char *mu_checkpoint_format(const mu_checkpoint *k); /* "torch zip", "torch legacy", ... */
-MU_API int64_t mu_checkpoint_count(const mu_checkpoint *k);
-MU_API mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint *k, int64_t i);
+MU_API mu_checkpoint_file *mu_checkpoint_open(mu_context *c, const char *path);
+MU_API void mu_checkpoint_close(mu_checkpoint_file *k);
+MU_API const char *mu_checkpoint_format(const mu_checkpoint_file *k); /* "torch zip", "torch legacy", ... */
+MU_API int64_t mu_checkpoint_count(const mu_checkpoint_file *k);
+MU_API mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_t i);
 /* The elements of entry i, row-major, little-endian, bytes = elements times mu_dtype_bytes. out NULL: only checks that
  * it can be read, and that it is not larger than this machine's memory (a file may claim 2^40 elements over 4 bytes). */
-MU_API mu_status mu_checkpoint_read(mu_checkpoint *k, int64_t i, void *out, size_t bytes) MU_MUST_USE;
+MU_API mu_status mu_checkpoint_read(mu_checkpoint_file *k, int64_t i, void *out, size_t bytes) MU_MUST_USE;
 /* Names that Python would import or call to load the file, outside the harmless set: NULL-terminated. */
-MU_API const char *const *mu_checkpoint_globals(const mu_checkpoint *k);
+MU_API const char *const *mu_checkpoint_globals(const mu_checkpoint_file *k);
 
 #ifdef __cplusplus
 }

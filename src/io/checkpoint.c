@@ -10,7 +10,7 @@ size_t mui_blob_bytes(const mui_blob *b)
     return (size_t)b->elements * b->dtype->bytes; /* elements were held to INT64_MAX / 16 */
 }
 
-mui_blob *mui_blob_find(const mu_checkpoint *k, mui_slice key)
+mui_blob *mui_blob_find(const mu_checkpoint_file *k, mui_slice key)
 {
     size_t low = 0, high = k->blob_count;
     while (low < high) {
@@ -34,7 +34,7 @@ static mui_blob *find_blob(void *user, mui_slice key)
     return mui_blob_find(user, key);
 }
 
-mu_status mui_refs_read(mu_checkpoint *k, bool legacy)
+mu_status mui_refs_read(mu_checkpoint_file *k, bool legacy)
 {
     size_t n = k->pickle.persistent_count;
     k->refs = mui_calloc(k->context, n, sizeof(*k->refs));
@@ -53,7 +53,7 @@ mu_status mui_refs_read(mu_checkpoint *k, bool legacy)
 
 static void destroy(void *object)
 {
-    mu_checkpoint *k = object;
+    mu_checkpoint_file *k = object;
     mu_context *c = k->context;
     mui_free(c, k->inflated);
     mui_free(c, k->globals);
@@ -70,7 +70,7 @@ static void destroy(void *object)
     mui_free(c, k);
 }
 
-static mu_status fill(mu_checkpoint *k)
+static mu_status fill(mu_checkpoint_file *k)
 {
     mu_status s = mui_filemap_open(k->context, k->path, &k->map);
     if (s == MU_OK) {
@@ -86,7 +86,7 @@ static mu_status fill(mu_checkpoint *k)
     return s == MU_OK ? mui_globals_list(k) : s;
 }
 
-mu_checkpoint *mu_checkpoint_open(mu_context *c, const char *path)
+mu_checkpoint_file *mu_checkpoint_open(mu_context *c, const char *path)
 {
     if (mui_failed(c)) {
         return NULL;
@@ -95,7 +95,7 @@ mu_checkpoint *mu_checkpoint_open(mu_context *c, const char *path)
         mui_fail(c, MU_ERR_ARG, "mu_checkpoint_open: no path");
         return NULL;
     }
-    mu_checkpoint *k = mui_calloc(c, 1, sizeof(*k));
+    mu_checkpoint_file *k = mui_calloc(c, 1, sizeof(*k));
     if (k == NULL) {
         return NULL;
     }
@@ -109,7 +109,7 @@ mu_checkpoint *mu_checkpoint_open(mu_context *c, const char *path)
     return mui_context_own(c, k, destroy, MUI_OWN_DEFAULT) == MU_OK ? k : NULL;
 }
 
-void mu_checkpoint_close(mu_checkpoint *k)
+void mu_checkpoint_close(mu_checkpoint_file *k)
 {
     if (k != NULL) {
         mui_context_disown(k->context, k);
@@ -117,18 +117,18 @@ void mu_checkpoint_close(mu_checkpoint *k)
     }
 }
 
-const char *mu_checkpoint_format(const mu_checkpoint *k)
+const char *mu_checkpoint_format(const mu_checkpoint_file *k)
 {
     static const char *const names[] = {"torch zip", "torchscript", "torch legacy"};
     return k != NULL ? names[k->format] : "";
 }
 
-int64_t mu_checkpoint_count(const mu_checkpoint *k)
+int64_t mu_checkpoint_count(const mu_checkpoint_file *k)
 {
     return k != NULL ? (int64_t)k->tree.count : 0;
 }
 
-mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint *k, int64_t i)
+mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_t i)
 {
     mu_checkpoint_entry e = {.name = "", .dtype_name = ""};
     if (k == NULL || i < 0 || (uint64_t)i >= k->tree.count) {
@@ -151,7 +151,7 @@ mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint *k, int64_t i)
     return e;
 }
 
-mu_status mu_checkpoint_read(mu_checkpoint *k, int64_t i, void *out, size_t bytes)
+mu_status mu_checkpoint_read(mu_checkpoint_file *k, int64_t i, void *out, size_t bytes)
 {
     if (k == NULL) {
         return MU_ERR_ARG;
@@ -172,7 +172,7 @@ mu_status mu_checkpoint_read(mu_checkpoint *k, int64_t i, void *out, size_t byte
     return out != NULL ? mui_tensor_load(k, e->name, e->tensor, out) : MU_OK;
 }
 
-const char *const *mu_checkpoint_globals(const mu_checkpoint *k)
+const char *const *mu_checkpoint_globals(const mu_checkpoint_file *k)
 {
     static const char *const none[1] = {NULL};
     return k != NULL && k->globals != NULL ? k->globals : none;

@@ -1,4 +1,4 @@
-/* An open checkpoint, as the loaders see it: mu_checkpoint with its tree. */
+/* An open checkpoint, as the loaders see it: mu_checkpoint_file with its tree. */
 #ifndef MUI_CHECKPOINT_FILE_H
 #define MUI_CHECKPOINT_FILE_H
 
@@ -14,7 +14,7 @@ typedef enum mui_file_format {
     MUI_FILE_TORCH_LEGACY
 } mui_file_format;
 
-struct mu_checkpoint {
+struct mu_checkpoint_file {
     mu_context *context;
     char *path;
     mui_filemap map;
@@ -40,21 +40,21 @@ mu_status mui_sniff(mu_context *c, const char *path, const unsigned char *data, 
                     mui_file_format *out) MU_MUST_USE;
 
 /* Fill pickle, blobs and refs. k has context, path, map, format. Cleaning up is the caller's. */
-mu_status mui_torch_zip_open(mu_checkpoint *k) MU_MUST_USE;
-mu_status mui_torch_legacy_open(mu_checkpoint *k) MU_MUST_USE;
+mu_status mui_torch_zip_open(mu_checkpoint_file *k) MU_MUST_USE;
+mu_status mui_torch_legacy_open(mu_checkpoint_file *k) MU_MUST_USE;
 /* Reads all persistent ids of k->pickle into k->refs; blobs are there and sorted. */
-mu_status mui_refs_read(mu_checkpoint *k, bool legacy) MU_MUST_USE;
+mu_status mui_refs_read(mu_checkpoint_file *k, bool legacy) MU_MUST_USE;
 
 /* By key; NULL when there is none. */
-mui_blob *mui_blob_find(const mu_checkpoint *k, mui_slice key);
+mui_blob *mui_blob_find(const mu_checkpoint_file *k, mui_slice key);
 /* Bytes a blob must have, or has. */
 size_t mui_blob_bytes(const mui_blob *b);
 
 /* Row-major elements of a tensor in the type it has in the file; bytes as mu_checkpoint_read. */
-mu_status mui_tensor_bytes(mu_checkpoint *k, const char *name, const mui_file_tensor *t, size_t *bytes) MU_MUST_USE;
-mu_status mui_tensor_load(mu_checkpoint *k, const char *name, const mui_file_tensor *t, void *out) MU_MUST_USE;
+mu_status mui_tensor_bytes(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, size_t *bytes) MU_MUST_USE;
+mu_status mui_tensor_load(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, void *out) MU_MUST_USE;
 
 /* Globals outside the harmless set, once each. */
-mu_status mui_globals_list(mu_checkpoint *k) MU_MUST_USE;
+mu_status mui_globals_list(mu_checkpoint_file *k) MU_MUST_USE;
 
 #endif

@@ -57,7 +57,7 @@ static void remove_all(char *name, const char *token)
 }
 
 /* The entry's name below the dict, without the classes that stand in names of pickled objects. */
-static bool own_name(const mu_checkpoint *k, const mui_match *m, size_t i, char *out)
+static bool own_name(const mu_checkpoint_file *k, const mui_match *m, size_t i, char *out)
 {
     const char *name = k->tree.entries[i].name;
     size_t path = strlen(m->path), n = 0;
@@ -80,7 +80,7 @@ static bool own_name(const mu_checkpoint *k, const mui_match *m, size_t i, char 
     return true;
 }
 
-static bool renamed(const mu_checkpoint *k, const mui_match *m, size_t i, char *out)
+static bool renamed(const mu_checkpoint_file *k, const mui_match *m, size_t i, char *out)
 {
     size_t n = strlen(m->prefix);
     char *at = m->rename == MUI_RENAME_ADD ? out + n : out;
@@ -97,12 +97,12 @@ static bool renamed(const mu_checkpoint *k, const mui_match *m, size_t i, char *
     return true;
 }
 
-bool mui_match_name(const mu_checkpoint *k, const mui_match *m, size_t i, char *out)
+bool mui_match_name(const mu_checkpoint_file *k, const mui_match *m, size_t i, char *out)
 {
     return i >= m->first && i < m->end && !k->tree.entries[i].tensor->bare_storage && renamed(k, m, i, out);
 }
 
-static int64_t score(const mu_checkpoint *k, const mui_states *s, const mui_match *m)
+static int64_t score(const mu_checkpoint_file *k, const mui_states *s, const mui_match *m)
 {
     char name[MUI_MATCH_NAME];
     int64_t matched = 0;
@@ -112,7 +112,7 @@ static int64_t score(const mu_checkpoint *k, const mui_states *s, const mui_matc
     return matched;
 }
 
-static void try_rename(const mu_checkpoint *k, const mui_states *s, mui_match *best, mui_rename rename,
+static void try_rename(const mu_checkpoint_file *k, const mui_states *s, mui_match *best, mui_rename rename,
                        const char *prefix)
 {
     mui_match m = *best;
@@ -125,7 +125,7 @@ static void try_rename(const mu_checkpoint *k, const mui_states *s, mui_match *b
 }
 
 /* Tries renamings from the mildest on; one is taken only where it matches more names than all before. */
-static void find_rename(const mu_checkpoint *k, const mui_states *s, const chains *of_model, mui_match *m)
+static void find_rename(const mu_checkpoint_file *k, const mui_states *s, const chains *of_model, mui_match *m)
 {
     chains of_file = {.count = 0};
     bool inside[2] = {false, false}; /* module. and _orig_mod. after the first part */
@@ -166,7 +166,7 @@ static bool beats(const mui_match *a, const mui_match *b)
     return a->matched != b->matched ? a->matched > b->matched : strlen(a->prefix) < strlen(b->prefix);
 }
 
-static mu_status refuse_rivals(mu_checkpoint *k, const mui_match *best, const mui_match *rival)
+static mu_status refuse_rivals(mu_checkpoint_file *k, const mui_match *best, const mui_match *rival)
 {
     return mui_fail(k->context, MU_ERR_FORMAT,
                     "%s: several state dicts in the file fit the model, at least \"%s\" (%lld names) and \"%s\" (%lld): "
@@ -175,7 +175,7 @@ static mu_status refuse_rivals(mu_checkpoint *k, const mui_match *best, const mu
 }
 
 /* A start of the file's names without which a name would be the model's; "" when there is none. */
-static void suggest(const mu_checkpoint *k, const mui_states *s, char *out, size_t out_bytes)
+static void suggest(const mu_checkpoint_file *k, const mui_states *s, char *out, size_t out_bytes)
 {
     out[0] = '\0';
     for (size_t i = 0; i < k->tree.count && i < 200; i++) {
@@ -189,7 +189,7 @@ static void suggest(const mu_checkpoint *k, const mui_states *s, char *out, size
     }
 }
 
-static mu_status refuse_none(mu_checkpoint *k, const mui_states *s, const char *key)
+static mu_status refuse_none(mu_checkpoint_file *k, const mui_states *s, const char *key)
 {
     char start[256], hint[400] = "";
     if (k->tree.count == 0) {
@@ -212,7 +212,7 @@ static mui_match match_of(const mui_branch *b)
     return (mui_match){.path = b->path, .dict = b->value, .first = b->first, .end = b->end};
 }
 
-static mu_status find_by_key(mu_checkpoint *k, const mui_states *s, const char *key, const chains *of_model,
+static mu_status find_by_key(mu_checkpoint_file *k, const mui_states *s, const char *key, const chains *of_model,
                              mui_match *out)
 {
     /* Not necessarily a dict of its own: any common start of names will do. */
@@ -237,7 +237,7 @@ static mu_status find_by_key(mu_checkpoint *k, const mui_states *s, const char *
     return m.matched > 0 ? MU_OK : refuse_none(k, s, key);
 }
 
-mu_status mui_match_find(mu_checkpoint *k, const mui_states *s, const char *key, mui_match *out)
+mu_status mui_match_find(mu_checkpoint_file *k, const mui_states *s, const char *key, mui_match *out)
 {
     chains of_model = {.count = 0};
     for (size_t i = 0; i < s->count; i++) {

@@ -20,9 +20,9 @@ typedef struct mui_match {
 } mui_match;
 
 /* key: path of the state dict, NULL: found by itself. No match at all, or several dicts that fit: an error. */
-mu_status mui_match_find(mu_checkpoint *k, const mui_states *s, const char *key, mui_match *out) MU_MUST_USE;
+mu_status mui_match_find(mu_checkpoint_file *k, const mui_states *s, const char *key, mui_match *out) MU_MUST_USE;
 /* The model's name for entry i, into out of MUI_MATCH_NAME bytes; false when the entry is not part of the dict. */
 #define MUI_MATCH_NAME (MUI_MAX_NAME_BYTES + MUI_PREFIX_BYTES + 1)
-bool mui_match_name(const mu_checkpoint *k, const mui_match *m, size_t i, char *out);
+bool mui_match_name(const mu_checkpoint_file *k, const mui_match *m, size_t i, char *out);
 
 #endif

@@ -77,7 +77,7 @@ void mui_plan_close(mui_plan *p)
 
 /* -- planning ----------------------------------------------------------------------------------------------------- */
 
-static mu_status assign(mui_plan *p, mu_checkpoint *k, const mui_match *m, verdict *v)
+static mu_status assign(mui_plan *p, mu_checkpoint_file *k, const mui_match *m, verdict *v)
 {
     char name[MUI_MATCH_NAME];
     for (size_t i = m->first; i < m->end; i++) {
@@ -125,7 +125,7 @@ static bool may_be_missing(const mui_state *x, const mui_match *m)
 }
 
 /* A dict may hold something else under a name that should be a tensor; torch refuses that even when not strict. */
-static mu_status check_not_other(const mu_checkpoint *k, const mui_match *m, const mui_state *x)
+static mu_status check_not_other(const mu_checkpoint_file *k, const mui_match *m, const mui_state *x)
 {
     char key[MUI_MATCH_NAME];
     snprintf(key, sizeof(key), "%s%s", m->rename == MUI_RENAME_REMOVE ? m->prefix : "", x->name);
@@ -156,7 +156,7 @@ static void shape_text(const mui_file_tensor *t, char *out, size_t bytes)
     }
 }
 
-static mu_status compare(mui_plan *p, mu_checkpoint *k, size_t i, verdict *v)
+static mu_status compare(mui_plan *p, mu_checkpoint_file *k, size_t i, verdict *v)
 {
     const mui_state *x = &p->states.items[i];
     mui_plan_item *item = &p->items[i];
@@ -182,7 +182,7 @@ static mu_status compare(mui_plan *p, mu_checkpoint *k, size_t i, verdict *v)
     return MU_OK;
 }
 
-static mu_status judge(mui_plan *p, mu_checkpoint *k, const mui_match *m, verdict *v)
+static mu_status judge(mui_plan *p, mu_checkpoint_file *k, const mui_match *m, verdict *v)
 {
     int checks = 0;
     for (size_t i = 0; i < p->states.count; i++) {
@@ -217,7 +217,7 @@ static void add_brief(mui_text *t, const char *what, const name_list *l)
     }
 }
 
-static mu_status refuse(mui_plan *p, mu_checkpoint *k, const verdict *v)
+static mu_status refuse(mui_plan *p, mu_checkpoint_file *k, const verdict *v)
 {
     mui_text t;
     mui_text_init(&t, p->context);
@@ -245,7 +245,7 @@ static const char *rename_text(const mui_match *m)
     return texts[m->rename];
 }
 
-static void write_report(mui_plan *p, const mu_checkpoint *k, const mui_match *m, const verdict *v)
+static void write_report(mui_plan *p, const mu_checkpoint_file *k, const mui_match *m, const verdict *v)
 {
     mui_text_add(&p->text, "%s: %s", k->path, mu_checkpoint_format(k));
     if (m->path[0] != '\0') {
@@ -266,7 +266,7 @@ static void write_report(mui_plan *p, const mu_checkpoint *k, const mui_match *m
     }
 }
 
-static mu_status make(mui_plan *p, mu_checkpoint *k, const mu_load_options *o, verdict *v)
+static mu_status make(mui_plan *p, mu_checkpoint_file *k, const mu_load_options *o, verdict *v)
 {
     mui_match m;
     mu_status s = mui_match_find(k, &p->states, o->key, &m);
@@ -312,7 +312,7 @@ static mu_status lay_out(mui_plan *p)
     return p->staging != NULL ? MU_OK : MU_ERR_NOMEM;
 }
 
-mu_status mui_plan_make(mui_plan *p, mu_checkpoint *k, const mu_load_options *o)
+mu_status mui_plan_make(mui_plan *p, mu_checkpoint_file *k, const mu_load_options *o)
 {
     verdict v;
     verdict_init(&v, p->context);
@@ -321,7 +321,7 @@ mu_status mui_plan_make(mui_plan *p, mu_checkpoint *k, const mu_load_options *o)
     return s == MU_OK ? lay_out(p) : s;
 }
 
-mu_status mui_plan_read(mui_plan *p, mu_checkpoint *k)
+mu_status mui_plan_read(mui_plan *p, mu_checkpoint_file *k)
 {
     mu_status s = MU_OK;
     for (size_t i = 0; i < p->states.count && s == MU_OK; i++) {

@@ -29,9 +29,9 @@ typedef struct mui_plan {
 mu_status mui_plan_open(mu_context *c, mu_module *root, mui_plan *out) MU_MUST_USE;
 void mui_plan_close(mui_plan *p);
 /* The reader: decides what goes where. key as in mu_load_options. */
-mu_status mui_plan_make(mui_plan *p, mu_checkpoint *k, const mu_load_options *o) MU_MUST_USE;
+mu_status mui_plan_make(mui_plan *p, mu_checkpoint_file *k, const mu_load_options *o) MU_MUST_USE;
 /* The reader: fills staging. */
-mu_status mui_plan_read(mui_plan *p, mu_checkpoint *k) MU_MUST_USE;
+mu_status mui_plan_read(mui_plan *p, mu_checkpoint_file *k) MU_MUST_USE;
 /* All ranks: the reader's decisions, report and staged bytes reach the others. Ends with equal outcomes. */
 mu_status mui_plan_share(mui_plan *p, mu_group *g) MU_MUST_USE;
 /* Writes what is staged into the model. The caller keeps a snapshot and restores it on failure. */

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-mu_status mui_tensor_bytes(mu_checkpoint *k, const char *name, const mui_file_tensor *t, size_t *bytes)
+mu_status mui_tensor_bytes(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, size_t *bytes)
 {
     if (t->storage == NULL || t->dtype == NULL) {
         return mui_fail(k->context, MU_ERR_UNSUPPORTED, "%s: tensor '%s' is %s", k->path, name,
@@ -26,7 +26,7 @@ mu_status mui_tensor_bytes(mu_checkpoint *k, const char *name, const mui_file_te
     return MU_OK;
 }
 
-static mu_status blob_data(mu_checkpoint *k, const mui_blob *b, const unsigned char **data)
+static mu_status blob_data(mu_checkpoint_file *k, const mui_blob *b, const unsigned char **data)
 {
     if (b->member == NULL) {
         *data = b->data;
@@ -128,7 +128,7 @@ static void flip_signs(char *data, size_t bytes, size_t width, bool imaginary_on
     }
 }
 
-mu_status mui_tensor_load(mu_checkpoint *k, const char *name, const mui_file_tensor *t, void *out)
+mu_status mui_tensor_load(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, void *out)
 {
     size_t bytes = 0;
     const unsigned char *data = NULL;

@@ -33,7 +33,7 @@ static const struct {
     {"pathlib", "PosixPath"}, {"pathlib", "PurePosixPath"}, {"uuid", "UUID"},
 };
 
-static bool is_harmless(const mu_checkpoint *k, const mui_value *g)
+static bool is_harmless(const mu_checkpoint_file *k, const mui_value *g)
 {
     if (mui_torch_dtype_of_storage(g) != NULL || mui_torch_dtype_of_name(g) != NULL) {
         return true;
@@ -57,7 +57,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-mu_status mui_globals_list(mu_checkpoint *k)
+mu_status mui_globals_list(mu_checkpoint_file *k)
 {
     const mui_pickle *p = &k->pickle;
     k->globals = mui_calloc(k->context, p->global_count + 1, sizeof(*k->globals));

@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* The pickle at *at, which is moved behind it. */
-static mu_status next_pickle(mu_checkpoint *k, size_t *at, const char *what, mui_pickle *out)
+static mu_status next_pickle(mu_checkpoint_file *k, size_t *at, const char *what, mui_pickle *out)
 {
     mu_status s = mui_pickle_read(k->context, k->path, what, k->map.data + *at, k->map.bytes - *at, out);
     if (s == MU_OK) {
@@ -17,7 +17,7 @@ static mu_status next_pickle(mu_checkpoint *k, size_t *at, const char *what, mui
     return s;
 }
 
-static mu_status read_head(mu_checkpoint *k, size_t *at)
+static mu_status read_head(mu_checkpoint_file *k, size_t *at)
 {
     mui_pickle p = {0};
     mu_status s = next_pickle(k, at, "the magic number", &p);
@@ -47,7 +47,7 @@ static int by_key(const void *a, const void *b)
     return strcmp(((const mui_blob *)a)->key, ((const mui_blob *)b)->key);
 }
 
-static mu_status list_blobs(mu_checkpoint *k)
+static mu_status list_blobs(mu_checkpoint_file *k)
 {
     const mui_value *list = k->keys.value;
     if (list->kind != MUI_LIST) {
@@ -83,7 +83,7 @@ static mu_status list_blobs(mu_checkpoint *k)
     return MU_OK;
 }
 
-static mu_status find_data(mu_checkpoint *k, size_t at)
+static mu_status find_data(mu_checkpoint_file *k, size_t at)
 {
     const mui_value *list = k->keys.value;
     for (size_t i = 0; i < list->seq.count; i++) {
@@ -122,7 +122,7 @@ static mu_status find_data(mu_checkpoint *k, size_t at)
     return MU_OK;
 }
 
-mu_status mui_torch_legacy_open(mu_checkpoint *k)
+mu_status mui_torch_legacy_open(mu_checkpoint_file *k)
 {
     size_t at = 0;
     mu_status s = read_head(k, &at);

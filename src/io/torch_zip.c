@@ -14,7 +14,7 @@ static bool ends_with(const char *s, const char *end)
 }
 
 /* A zip that is not PyTorch's: what else it may be. */
-static mu_status refuse(mu_checkpoint *k)
+static mu_status refuse(mu_checkpoint_file *k)
 {
     const mui_zip *z = &k->zip;
     for (size_t i = 0; i < z->count; i++) {
@@ -33,7 +33,7 @@ static mu_status refuse(mu_checkpoint *k)
 }
 
 /* Root is the folder of the first member, with its slash; all members must be below it. */
-static mu_status find_root(mu_checkpoint *k, char **root)
+static mu_status find_root(mu_checkpoint_file *k, char **root)
 {
     const mui_zip *z = &k->zip;
     const char *slash = z->count > 0 ? strchr(z->members[0].name, '/') : NULL;
@@ -54,7 +54,7 @@ static mu_status find_root(mu_checkpoint *k, char **root)
     return *root != NULL ? MU_OK : MU_ERR_NOMEM;
 }
 
-static mui_zip_member *find(mu_checkpoint *k, const char *root, const char *name)
+static mui_zip_member *find(mu_checkpoint_file *k, const char *root, const char *name)
 {
     char *full = mui_format(k->context, "%s%s", root, name);
     mui_zip_member *m = full != NULL ? mui_zip_find(&k->zip, full) : NULL;
@@ -63,7 +63,7 @@ static mui_zip_member *find(mu_checkpoint *k, const char *root, const char *name
 }
 
 /* A small text member, without white space at its end. */
-static mu_status read_word(mu_checkpoint *k, mui_zip_member *m, char *out, size_t out_bytes)
+static mu_status read_word(mu_checkpoint_file *k, mui_zip_member *m, char *out, size_t out_bytes)
 {
     const unsigned char *data = NULL;
     void *owned = NULL;
@@ -85,7 +85,7 @@ static mu_status read_word(mu_checkpoint *k, mui_zip_member *m, char *out, size_
     return MU_OK;
 }
 
-static mu_status check_version(mu_checkpoint *k, const char *root)
+static mu_status check_version(mu_checkpoint_file *k, const char *root)
 {
     char text[32];
     mui_zip_member *m = find(k, root, "version");
@@ -109,7 +109,7 @@ static mu_status check_version(mu_checkpoint *k, const char *root)
     return MU_OK;
 }
 
-static mu_status read_byte_order(mu_checkpoint *k, const char *root)
+static mu_status read_byte_order(mu_checkpoint_file *k, const char *root)
 {
     char text[32];
     mui_zip_member *m = find(k, root, "byteorder");
@@ -128,7 +128,7 @@ static mu_status read_byte_order(mu_checkpoint *k, const char *root)
 }
 
 /* Storages are the members below root/data/. The zip's names are sorted, and so are what follows a common start. */
-static mu_status list_blobs(mu_checkpoint *k, const char *root)
+static mu_status list_blobs(mu_checkpoint_file *k, const char *root)
 {
     char *start = mui_format(k->context, "%sdata/", root);
     k->blobs = mui_calloc(k->context, k->zip.count, sizeof(*k->blobs));
@@ -147,7 +147,7 @@ static mu_status list_blobs(mu_checkpoint *k, const char *root)
     return MU_OK;
 }
 
-static mu_status check_blobs(mu_checkpoint *k)
+static mu_status check_blobs(mu_checkpoint_file *k)
 {
     for (size_t i = 0; i < k->blob_count; i++) {
         const mui_blob *b = &k->blobs[i];
@@ -168,7 +168,7 @@ static mu_status check_blobs(mu_checkpoint *k)
     return MU_OK;
 }
 
-static mu_status read_pickle(mu_checkpoint *k, const char *root)
+static mu_status read_pickle(mu_checkpoint_file *k, const char *root)
 {
     mui_zip_member *m = find(k, root, "data.pkl");
     if (m == NULL) {
@@ -200,7 +200,7 @@ static mu_status read_pickle(mu_checkpoint *k, const char *root)
     return s;
 }
 
-mu_status mui_torch_zip_open(mu_checkpoint *k)
+mu_status mui_torch_zip_open(mu_checkpoint_file *k)
 {
     char *root = NULL;
     mu_status s = mui_zip_open(k->context, k->path, k->map.data, k->map.bytes, &k->zip);

@@ -9,7 +9,7 @@
 
 static mu_status read_file(mui_plan *p, mui_training_state *t, const char *path)
 {
-    mu_checkpoint *k = mu_checkpoint_open(p->context, path);
+    mu_checkpoint_file *k = mu_checkpoint_open(p->context, path);
     if (k == NULL) {
         return mu_context_status(p->context);
     }

@@ -51,7 +51,7 @@ void mui_training_state_close(mui_training_state *s)
 
 /* -- the numbers -------------------------------------------------------------------------------------------------- */
 
-static mu_status read_number(mu_checkpoint *k, const char *key, bool required, int64_t *out)
+static mu_status read_number(mu_checkpoint_file *k, const char *key, bool required, int64_t *out)
 {
     const mui_value *v = mui_dict_get(k->pickle.value, key);
     if (v == NULL && !required) {
@@ -82,7 +82,7 @@ static bool read_seed(const mui_value *v, uint64_t *out)
     return true;
 }
 
-static mu_status read_numbers(mui_training_state *s, mu_checkpoint *k)
+static mu_status read_numbers(mui_training_state *s, mu_checkpoint_file *k)
 {
     mui_training_numbers *n = &s->numbers;
     mu_status r = read_number(k, "epoch", true, &n->epoch);
@@ -116,7 +116,7 @@ static int by_key(const void *a, const void *b)
 }
 
 /* What state's keys stand for: param_groups list them group by group, in the order of the group's parameters. */
-static mu_status map_keys(mui_training_state *s, mu_checkpoint *k, const mui_value *groups, key_place *map)
+static mu_status map_keys(mui_training_state *s, mu_checkpoint_file *k, const mui_value *groups, key_place *map)
 {
     int64_t n = 0;
     int count = mui_optimizer_groups(s->optimizer);
@@ -152,7 +152,7 @@ static mu_status map_keys(mui_training_state *s, mu_checkpoint *k, const mui_val
 }
 
 /* A tensor of the state dict, as float32, into out. */
-static mu_status read_tensor(mu_checkpoint *k, const char *what, const char *parameter, const mui_value *v,
+static mu_status read_tensor(mu_checkpoint_file *k, const char *what, const char *parameter, const mui_value *v,
                              mu_dims dims, float *out)
 {
     char problem[256] = "no tensor";
@@ -183,7 +183,7 @@ static mu_status read_tensor(mu_checkpoint *k, const char *what, const char *par
 }
 
 /* Adam's step: a float32 scalar since PyTorch 1.12, an int before. */
-static mu_status read_step(mu_checkpoint *k, const char *parameter, const mui_value *v, int64_t *out)
+static mu_status read_step(mu_checkpoint_file *k, const char *parameter, const mui_value *v, int64_t *out)
 {
     float step = 0;
     if (v != NULL && v->kind == MUI_INT) {
@@ -206,7 +206,7 @@ static mu_status read_step(mu_checkpoint *k, const char *parameter, const mui_va
     return MU_OK;
 }
 
-static mu_status read_parameter(mui_training_state *s, mu_checkpoint *k, int64_t i, const mui_value *state)
+static mu_status read_parameter(mui_training_state *s, mu_checkpoint_file *k, int64_t i, const mui_value *state)
 {
     mui_optimizer_entry e = mui_optimizer_get(s->optimizer, i);
     mu_dims dims = e.parameter->value.dims;
@@ -229,7 +229,7 @@ static mu_status read_parameter(mui_training_state *s, mu_checkpoint *k, int64_t
     return r;
 }
 
-static mu_status check_kind(mui_training_state *s, mu_checkpoint *k, const mui_value *groups)
+static mu_status check_kind(mui_training_state *s, mu_checkpoint_file *k, const mui_value *groups)
 {
     static const char *const kinds[] = {"SGD", "Adam", "AdamW"};
     mui_optimizer_kind ours = mui_optimizer_kind_of(s->optimizer);
@@ -255,7 +255,7 @@ static bool number_of(const mui_value *v, double *out)
 }
 
 /* Settings stay those of the program; where the file's differ, that is said. The learning rate is taken over. */
-static void compare_settings(mui_training_state *s, mu_checkpoint *k, const mui_value *groups)
+static void compare_settings(mui_training_state *s, mu_checkpoint_file *k, const mui_value *groups)
 {
     for (int g = 0; g < mui_optimizer_groups(s->optimizer); g++) {
         const mui_value *theirs = groups->seq.items[g], *betas = mui_dict_get(theirs, "betas");
@@ -289,7 +289,7 @@ static void compare_settings(mui_training_state *s, mu_checkpoint *k, const mui_
     }
 }
 
-static mu_status read_states(mui_training_state *s, mu_checkpoint *k, const mui_value *state, const key_place *map)
+static mu_status read_states(mui_training_state *s, mu_checkpoint_file *k, const mui_value *state, const key_place *map)
 {
     const mui_seq *items = NULL;
     if (!mui_dict_items(state, &items)) {
@@ -312,7 +312,7 @@ static mu_status read_states(mui_training_state *s, mu_checkpoint *k, const mui_
     return MU_OK;
 }
 
-static mu_status read_optimizer(mui_training_state *s, mu_checkpoint *k)
+static mu_status read_optimizer(mui_training_state *s, mu_checkpoint_file *k)
 {
     const mui_value *o = mui_dict_get(k->pickle.value, "optimizer");
     const mui_value *groups = mui_dict_get(o, "param_groups");
@@ -331,7 +331,7 @@ static mu_status read_optimizer(mui_training_state *s, mu_checkpoint *k)
     return r;
 }
 
-mu_status mui_training_state_read(mui_training_state *s, mu_checkpoint *k)
+mu_status mui_training_state_read(mui_training_state *s, mu_checkpoint_file *k)
 {
     s->numbers.lr = s->optimizer != NULL ? mu_optimizer_lr(s->optimizer) : 0;
     mu_status r = read_numbers(s, k);

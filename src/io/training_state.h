@@ -32,7 +32,7 @@ typedef struct mui_training_state {
 mu_status mui_training_state_open(mu_context *c, mu_optimizer *o, mui_training_state *out) MU_MUST_USE;
 void mui_training_state_close(mui_training_state *s);
 /* The reader: fills everything from the file, checking kinds, counts and shapes. */
-mu_status mui_training_state_read(mui_training_state *s, mu_checkpoint *k) MU_MUST_USE;
+mu_status mui_training_state_read(mui_training_state *s, mu_checkpoint_file *k) MU_MUST_USE;
 /* Writes into the optimiser; the caller restores its snapshot on failure. */
 mu_status mui_training_state_apply(const mui_training_state *s) MU_MUST_USE;
 

@@ -436,7 +436,7 @@ static void test_arguments(void **state)
     assert_int_equal(mu_context_status(c), MU_ERR_IO);
     mu_context_clear(c);
     assert_int_equal(mu_save(m, "args.pt", NULL), MU_OK);
-    mu_checkpoint *k = mu_checkpoint_open(c, "args.pt");
+    mu_checkpoint_file *k = mu_checkpoint_open(c, "args.pt");
     assert_non_null(k);
     assert_string_equal(mu_checkpoint_format(k), "torch zip");
     assert_int_equal(mu_checkpoint_count(k), 9);

@@ -1,0 +1,314 @@
+/* The one call that is a reduction: the tape, the store and the reducer put together. */
+#include "base/alloc.h"
+#include "base/os.h"
+#include "base/rng.h"
+#include "ddp/replica.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_SAMPLES = 1 << 24 };
+
+typedef struct step {
+    mu_tape *tape;
+    mu_tensor *loss;
+    bool weighted;
+    int64_t samples;
+    const char *reason; /* this rank abandons, and why; NULL: it takes part */
+    mu_status local;    /* its own failure, MU_OK when it only abandons */
+    mui_aside failure;  /* the error that goes with it, put aside while collectives run */
+    uint64_t agreement;
+    int64_t earlier; /* parameters whose gradient was reduced before and is added to */
+    char note[64];
+    bool entered; /* gradients were put aside */
+} step;
+
+static float *slice(float *slab, const mui_member *m)
+{
+    return slab + m->parameter->offset;
+}
+
+/* This rank fails in this step; the first reason counts. */
+static void fail_here(mu_ddp *d, step *s, mu_status status)
+{
+    if (s->local == MU_OK && s->reason == NULL) {
+        s->local = status;
+        mui_aside_put(d->context, &s->failure);
+        s->reason = s->failure.message;
+    }
+}
+
+/* Puts aside the gradients that are there: those of earlier reductions, to be added afterwards, and this rank's own,
+ * so that they can be given back if the step is skipped. The usual step finds none. */
+static mu_status put_aside(mu_ddp *d, step *s)
+{
+    mui_store *st = d->store;
+    int64_t found = 0;
+    for (int64_t i = 0; i < d->member_count; i++) {
+        mui_member *m = &d->members[i];
+        m->entry = (uint8_t)m->parameter->grad_state;
+        found += m->entry != MUI_GRAD_NONE;
+        if (m->entry == MUI_GRAD_REDUCED) {
+            s->earlier++;
+            s->agreement = mui_hash_u64(s->agreement, (uint64_t)i + 1);
+        }
+    }
+    if (s->earlier > 0) {
+        snprintf(s->note, sizeof(s->note), " adding to %lld gradients", (long long)s->earlier);
+    }
+    if (found > 0 && d->stash == NULL) {
+        d->stash = mui_alloc(d->context, st->floats * sizeof(float));
+        if (d->stash == NULL) {
+            return MU_ERR_NOMEM;
+        }
+    }
+    for (int64_t i = 0; found > 0 && i < d->member_count; i++) {
+        mui_member *m = &d->members[i];
+        if (m->entry == MUI_GRAD_NONE) {
+            continue;
+        }
+        memcpy(slice(d->stash, m), slice(st->grads, m), m->parameter->capacity * sizeof(float));
+        if (m->entry == MUI_GRAD_REDUCED) {
+            m->parameter->grad_state = MUI_GRAD_NONE; /* what comes now is averaged by itself */
+        } else if (s->weighted) {
+            float *g = slice(st->grads, m);
+            for (size_t k = 0; k < m->parameter->capacity; k++) {
+                g[k] *= (float)s->samples;
+            }
+        }
+    }
+    s->entered = true;
+    return MU_OK;
+}
+
+static void give_back(mu_ddp *d, const step *s)
+{
+    for (int64_t i = 0; s->entered && i < d->member_count; i++) {
+        mui_member *m = &d->members[i];
+        m->parameter->grad_state = (mui_grad_state)m->entry;
+        if (m->entry != MUI_GRAD_NONE) {
+            memcpy(slice(d->store->grads, m), slice(d->stash, m), m->parameter->capacity * sizeof(float));
+        }
+    }
+}
+
+static void keep_reduced(mu_ddp *d)
+{
+    for (int64_t i = 0; i < d->member_count; i++) {
+        mui_member *m = &d->members[i];
+        bool present = mui_reducer_ranks(d->reducer, i) > 0;
+        m->parameter->grad_state = present ? MUI_GRAD_REDUCED : MUI_GRAD_NONE;
+        if (m->entry != MUI_GRAD_REDUCED) {
+            continue;
+        }
+        float *g = slice(d->store->grads, m);
+        const float *before = slice(d->stash, m);
+        m->parameter->grad_state = MUI_GRAD_REDUCED;
+        if (!present) {
+            memcpy(g, before, m->parameter->capacity * sizeof(float));
+            continue;
+        }
+        for (size_t k = 0; k < m->parameter->capacity; k++) {
+            g[k] += before[k];
+        }
+    }
+}
+
+/* Fills slice_states: who will come, who is there, who is absent. */
+static void expect(mu_ddp *d, const step *s)
+{
+    for (int64_t i = 0; i < d->member_count; i++) {
+        const mu_parameter *p = d->members[i].parameter;
+        bool comes = s->reason == NULL && s->loss != NULL && p->reads > 0;
+        d->slice_states[i] = comes                            ? MUI_SLICE_EXPECTED
+                             : p->grad_state != MUI_GRAD_NONE ? MUI_SLICE_READY
+                                                              : MUI_SLICE_ABSENT;
+    }
+}
+
+static void became_ready(void *user, mu_parameter *p)
+{
+    mu_ddp *d = user;
+    int64_t i = d->slice_of[p->index];
+    if (i >= 0) {
+        mui_reducer_ready(d->reducer, i, p->grad_state != MUI_GRAD_NONE);
+    }
+}
+
+static mu_status prepare(mu_ddp *d, step *s)
+{
+    mu_context *c = d->context;
+    if (s->samples < 0 || s->samples > MAX_SAMPLES) {
+        return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward_weighted: %lld samples, expected 0 to %d",
+                        (long long)s->samples, MAX_SAMPLES);
+    }
+    if (s->loss != NULL && s->tape == NULL) {
+        return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward: a loss, but no tape");
+    }
+    if (s->loss != NULL && s->loss->context != c) {
+        return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward: the loss belongs to another context than the model");
+    }
+    mu_status status = put_aside(d, s);
+    if (status != MU_OK) {
+        return status;
+    }
+    if (s->loss != NULL) {
+        return mui_backward_mark(s->tape, s->loss, d->store);
+    }
+    for (int64_t i = 0; i < d->member_count; i++) {
+        d->members[i].parameter->absence = (mui_absence){.kind = MU_NO_LOSS};
+    }
+    return MU_OK;
+}
+
+static void phase(mu_ddp *d, const char *what)
+{
+    char text[MUI_IDENTITY_TEXT + 48];
+    snprintf(text, sizeof(text), "%s, %s", mui_reducer_text(d->reducer), what);
+    mu_group_set_phase(d->group, text);
+}
+
+static void run_backward(mu_ddp *d, step *s)
+{
+    mui_store *st = d->store;
+    mui_reduction how = {.weighted = s->weighted,
+                         .samples = s->samples,
+                         .agreement = s->agreement,
+                         .note = s->note,
+                         .look = d->options.nonfinite != MU_NONFINITE_KEEP,
+                         .abandon = s->reason};
+    expect(d, s);
+    mui_reducer_begin(d->reducer, &how, d->slice_states);
+    phase(d, "backward");
+    if (s->reason != NULL || s->loss == NULL) {
+        return;
+    }
+    st->ready = became_ready;
+    st->ready_user = d;
+    mu_status status = mui_backward_run(s->tape, s->loss, s->weighted ? (float)s->samples : 1.0F, st);
+    st->ready = NULL;
+    if (status != MU_OK) {
+        fail_here(d, s, status);
+        mui_reducer_abandon(d->reducer, s->reason);
+        return;
+    }
+    /* Whatever was expected and did not come: what the slab holds decides. */
+    for (int64_t i = 0; i < d->member_count; i++) {
+        mui_reducer_ready(d->reducer, i, d->members[i].parameter->grad_state != MUI_GRAD_NONE);
+    }
+}
+
+static mu_status skipped(mu_ddp *d)
+{
+    mui_log(d->context, mu_group_rank(d->group) == 0 ? MU_LOG_WARN : MU_LOG_INFO, "ddp `%s`: step skipped: %s", d->name,
+            mui_reducer_skip_text(d->reducer));
+    return MU_SKIPPED;
+}
+
+/* All buckets have arrived, or will not. */
+static mu_status conclude(mu_ddp *d, step *s, mu_status reduced, mu_status buffers)
+{
+    if (reduced < 0 || buffers < 0) {
+        give_back(d, s);
+        return mui_ddp_break(d, reduced < 0 ? reduced : buffers);
+    }
+    if (reduced == MU_SKIPPED) {
+        give_back(d, s);
+        return skipped(d);
+    }
+    if (s->weighted && mui_reducer_total_samples(d->reducer) == 0) {
+        give_back(d, s);
+        return mui_fail(d->context, MU_ERR_ARG, "mu_ddp_backward_weighted: the ranks' samples sum up to 0 (ddp `%s`)",
+                        d->name);
+    }
+    if (mui_reducer_first_bad(d->reducer) >= 0) {
+        give_back(d, s);
+        return mui_ddp_not_finite(d);
+    }
+    mui_ddp_note_absent(d);
+    mu_status status = mui_ddp_judge_absent(d);
+    if (status != MU_OK) {
+        give_back(d, s);
+        return status;
+    }
+    keep_reduced(d);
+    d->reductions++;
+    if (!d->planned) {
+        status = mui_ddp_plan(d);
+    }
+    if (status == MU_OK && d->options.check_every > 0 && d->reductions % (uint64_t)d->options.check_every == 0) {
+        status = mu_ddp_check(d);
+    }
+    return status;
+}
+
+static mu_status reduce(mu_ddp *d, step *s)
+{
+    double begin = mui_now();
+    mu_status status = mui_ddp_follow(d);
+    if (status != MU_OK) {
+        return status;
+    }
+    s->agreement = MUI_HASH_START;
+    if (s->reason == NULL) {
+        status = prepare(d, s);
+        if (status != MU_OK) {
+            fail_here(d, s, status);
+        }
+    }
+    run_backward(d, s);
+    double local = mui_now();
+    d->buckets_early = mui_reducer_launched(d->reducer);
+    mui_reducer_launch_rest(d->reducer);
+    mui_buffer_requests buffers;
+    mui_ddp_buffers_start(d, s->reason != NULL || d->options.nonfinite != MU_NONFINITE_KEEP, &buffers);
+    phase(d, "waiting for the others' gradients");
+    mu_status reduced = mui_reducer_wait(d->reducer);
+    mu_status averaged = mui_ddp_buffers_finish(d, &buffers);
+    d->wait_seconds = mui_now() - local;
+    phase(d, "done");
+    status = conclude(d, s, reduced, averaged);
+    d->backward_seconds = mui_now() - begin;
+    return status;
+}
+
+/* An error this rank brings along, from a failed forward for example, must not keep it from the collectives: it is put
+ * aside, the step abandoned on its behalf, and put back. */
+static mu_status call(mu_ddp *d, step *s)
+{
+    if (d == NULL) {
+        return MU_ERR_ARG;
+    }
+    mu_context *c = d->context;
+    mui_aside_put(c, &s->failure);
+    mu_status status;
+    if (d->broken != MU_OK) {
+        status = mui_fail(c, d->broken, "%s", d->broken_text);
+    } else {
+        if (s->failure.status != MU_OK && s->reason == NULL) {
+            s->local = s->failure.status;
+            s->reason = s->failure.message;
+        }
+        status = reduce(d, s);
+    }
+    mui_aside_restore(c, &s->failure);
+    return s->local != MU_OK ? s->local : status;
+}
+
+mu_status mu_ddp_backward(mu_ddp *d, mu_tape *t, mu_tensor *loss)
+{
+    step s = {.tape = t, .loss = loss};
+    return call(d, &s);
+}
+
+mu_status mu_ddp_backward_weighted(mu_ddp *d, mu_tape *t, mu_tensor *loss, int64_t samples)
+{
+    step s = {.tape = t, .loss = loss, .weighted = true, .samples = samples};
+    return call(d, &s);
+}
+
+mu_status mu_ddp_abandon(mu_ddp *d, const char *reason)
+{
+    step s = {.reason = reason != NULL ? reason : "no reason given"};
+    return call(d, &s);
+}
