@@ -7,6 +7,7 @@
 #include <muster/data.h>
 #include <muster/ddp.h>
 #include <muster/group.h>
+#include <muster/hooks.h>
 #include <muster/layers.h>
 #include <muster/module.h>
 #include <muster/ops.h>

@@ -211,7 +211,11 @@ static mu_status tell_reducer(mu_ddp *d, mui_store *s)
     if (slices != NULL && buckets != NULL) {
         for (size_t i = 0; i < n; i++) {
             const mu_parameter *p = d->members[i].parameter;
-            slices[i] = (mui_slice){d->members[i].name, p->offset, p->capacity};
+            slices[i] = (mui_slice){.name = d->members[i].name,
+                                    .offset = p->offset,
+                                    .floats = p->capacity,
+                                    .dims = p->value.dims,
+                                    .row_major = mui_tensor_is_plain(&p->grad_view)};
         }
         for (int64_t b = 0; b < d->bucket_count; b++) {
             const mui_bucket *k = &s->buckets[b];

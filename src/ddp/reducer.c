@@ -1,55 +1,11 @@
 /* Buckets, their launch in fixed order, and what their tails say. */
-#include "ddp/reducer.h"
+#include "ddp/reducer_state.h"
 #include "base/alloc.h"
 #include "base/rng.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-/* A bucket's tail holds, for each slice, one bit for each rank that contributed (MASK_BITS ranks to a float), then a
- * bit for each rank whose part was not finite, then this rank's samples in two parts. All are sums of small integers,
- * exact in a float; a mean divides them by the number of ranks, and rounding after multiplying back is exact again: the
- * error is below 2^MASK_BITS times a few ulps. */
-enum { MASK_BITS = 20, SAMPLE_FLOATS = 2, SAMPLE_LOW = 4096 };
-enum { OTHER_REQUESTS = 4 }; /* beside buckets: buffers, and what else is in flight */
-
-struct mui_reducer {
-    mu_context *context;
-    mu_group *group;
-    char *name;
-    uint64_t id;
-    int words; /* mask floats of a slice */
-
-    mui_slice *slices;
-    int64_t count;
-    mui_slice_bucket *buckets;
-    int64_t bucket_count;
-    float *slab;
-    uint64_t layout_hash;
-    int64_t *bucket_of; /* of each slice */
-    uint8_t *states;
-    uint8_t *seen;         /* became ready in this reduction */
-    int64_t *pending;      /* slices each bucket still waits for */
-    mu_request **requests; /* of each bucket; NULL when done or not started */
-    float *masks;          /* of each slice, words each, after wait */
-    float *bad;            /* of each bucket, words each, after wait */
-    int64_t *ready_order;
-    int64_t ready_count;
-
-    uint64_t sequence;
-    mui_reduction how;
-    mui_identity identity;
-    int64_t launched;  /* buckets launched so far: the next one */
-    int64_t completed; /* requests seen to be done; they complete in order */
-    bool abandoned, skipped;
-    mu_status failed;
-    int64_t total_samples;
-    int64_t first_bad;
-    char text[MUI_IDENTITY_TEXT];
-    char abandon_text[MUI_IDENTITY_TEXT];
-    char skip_text[2 * MUI_IDENTITY_TEXT];
-};
 
 static int mask_words(const mu_group *g)
 {
@@ -58,8 +14,10 @@ static int mask_words(const mu_group *g)
 
 static void write_text(mui_reducer *r)
 {
-    snprintf(r->text, sizeof(r->text), "%sreduction %llu (ddp `%.80s`)%s", r->how.weighted ? "weighted " : "",
-             (unsigned long long)r->sequence, r->name, r->how.note != NULL ? r->how.note : "");
+    bool hook = r->hook != NULL;
+    snprintf(r->text, sizeof(r->text), "%sreduction %llu (ddp `%.70s`)%s%s%.40s%s", r->how.weighted ? "weighted " : "",
+             (unsigned long long)r->sequence, r->name, r->how.note != NULL ? r->how.note : "", hook ? ", hook `" : "",
+             hook ? r->hook_name : "", hook ? "`" : "");
 }
 
 mui_reducer *mui_reducer_new(mu_context *c, mu_group *g, const char *name, uint64_t id)
@@ -95,6 +53,7 @@ static void free_layout(mui_reducer *r)
     mui_free(c, r->masks);
     mui_free(c, r->bad);
     mui_free(c, r->ready_order);
+    mui_free(c, r->views);
 }
 
 void mui_reducer_free(mui_reducer *r)
@@ -102,6 +61,7 @@ void mui_reducer_free(mui_reducer *r)
     if (r != NULL) {
         free_layout(r);
         mui_free(r->context, r->name);
+        mui_free(r->context, r->hook_name);
         mui_free(r->context, r);
     }
 }
@@ -134,7 +94,10 @@ mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t co
                              int64_t bucket_count, float *slab, uint64_t hash)
 {
     mu_context *c = r->context;
-    size_t n = (size_t)count, b = (size_t)bucket_count;
+    size_t n = (size_t)count, b = (size_t)bucket_count, most = 0;
+    for (size_t k = 0; k < b; k++) {
+        most = (size_t)buckets[k].count > most ? (size_t)buckets[k].count : most;
+    }
     if (r->group->ops->reserve(r->group, b + OTHER_REQUESTS) != MU_OK) {
         return MU_ERR_NOMEM;
     }
@@ -149,9 +112,10 @@ mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t co
     next.masks = mui_calloc(c, n * (size_t)r->words, sizeof(*next.masks));
     next.bad = mui_calloc(c, b * (size_t)r->words, sizeof(*next.bad));
     next.ready_order = mui_calloc(c, n, sizeof(*next.ready_order));
+    next.views = mui_calloc(c, most, sizeof(*next.views));
     if (next.slices == NULL || next.buckets == NULL || next.bucket_of == NULL || next.states == NULL ||
         next.seen == NULL || next.pending == NULL || next.requests == NULL || next.masks == NULL ||
-        next.ready_order == NULL || next.bad == NULL) {
+        next.ready_order == NULL || next.bad == NULL || next.views == NULL) {
         free_layout(&next);
         return MU_ERR_NOMEM;
     }
@@ -168,6 +132,7 @@ mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t co
     next.bucket_count = bucket_count;
     next.slab = slab;
     next.layout_hash = hash;
+    next.layouts++;
     next.ready_count = 0;
     free_layout(r);
     *r = next;
@@ -215,8 +180,7 @@ static void remember_failure(mui_reducer *r, mu_status s)
     }
 }
 
-/* A collective could not be started. If that is this rank's fault alone, the others must not wait for it. */
-static void start_failed(mui_reducer *r)
+void mui_reducer_start_failed(mui_reducer *r)
 {
     mu_status own = mu_context_status(r->context);
     remember_failure(r, r->group->broken != MU_OK ? r->group->broken : own != MU_OK ? own : MU_ERR_COMM);
@@ -242,10 +206,15 @@ static void launch_next(mui_reducer *r)
     uint64_t h = mui_hash_u64(mui_hash_u64(r->layout_hash, r->id), r->how.agreement);
     id->hash = mui_hash_u64(mui_hash_string(h, r->name), (uint64_t)k);
     id->sequence = r->sequence;
-    r->requests[k] = mui_all_reduce_start(r->group, r->slab + b->offset, (int64_t)(b->floats + b->tail), MU_F32,
+    size_t local = r->hook != NULL ? b->floats : 0; /* left to the hook */
+    if (r->hook != NULL) {
+        id->hash = mui_hash_string(id->hash, r->hook_name);
+    }
+    r->requests[k] = mui_all_reduce_start(r->group, r->slab + b->offset + local,
+                                          (int64_t)(b->floats - local + b->tail), MU_F32,
                                           r->how.weighted ? MU_SUM : MU_MEAN, id);
     if (r->requests[k] == NULL) {
-        start_failed(r);
+        mui_reducer_start_failed(r);
     }
 }
 
@@ -337,12 +306,10 @@ void mui_reducer_launch_rest(mui_reducer *r)
     }
 }
 
-/* Reads a bucket's tail and, when weighted, divides its sum. */
-static void read_bucket(mui_reducer *r, int64_t index)
+static void read_tail(mui_reducer *r, int64_t index)
 {
     const mui_slice_bucket *b = &r->buckets[index];
-    float *data = r->slab + b->offset;
-    const float *tail = data + b->floats;
+    const float *tail = r->slab + b->offset + b->floats;
     float times = r->how.weighted ? 1.0F : (float)mu_group_size(r->group);
     for (int64_t k = 0; k < b->count * r->words; k++) {
         r->masks[b->first * r->words + k] = roundf(tail[k] * times);
@@ -352,27 +319,55 @@ static void read_bucket(mui_reducer *r, int64_t index)
     }
     const float *samples = tail + (b->count + 1) * r->words;
     r->total_samples = (int64_t)llroundf(samples[0] * times) * SAMPLE_LOW + (int64_t)llroundf(samples[1] * times);
-    if (r->how.weighted && r->total_samples > 0) {
-        float scale = 1.0F / (float)r->total_samples;
-        for (size_t i = 0; i < b->floats; i++) {
-            data[i] *= scale;
-        }
+}
+
+void mui_reducer_divide(float *data, size_t n, int64_t total_samples)
+{
+    float scale = 1.0F / (float)total_samples;
+    for (size_t i = 0; i < n; i++) {
+        data[i] *= scale;
     }
 }
 
-/* In what has been reduced, which is the same on all ranks: so is the answer. */
-static void find_bad(mui_reducer *r)
+int64_t mui_reducer_find_bad(const mui_reducer *r)
 {
-    for (int64_t k = 0; k < r->bucket_count && r->first_bad < 0; k++) {
+    for (int64_t k = 0; k < r->bucket_count; k++) {
         const mui_slice_bucket *b = &r->buckets[k];
         if (is_finite(r->slab + b->offset, b->floats)) {
             continue;
         }
-        r->first_bad = b->first;
-        while (is_finite(r->slab + r->slices[r->first_bad].offset, r->slices[r->first_bad].floats)) {
-            r->first_bad++;
+        int64_t i = b->first;
+        while (is_finite(r->slab + r->slices[i].offset, r->slices[i].floats)) {
+            i++;
+        }
+        return i;
+    }
+    return -1;
+}
+
+/* All buckets are here, on all ranks. */
+static mu_status finish(mui_reducer *r)
+{
+    for (int64_t k = 0; k < r->bucket_count; k++) {
+        read_tail(r, k);
+    }
+    if (r->how.weighted && r->total_samples == 0) {
+        return MU_OK; /* nothing to divide by */
+    }
+    if (r->hook != NULL) {
+        mu_status s = mui_reducer_run_hook(r);
+        if (s != MU_OK || r->first_bad >= 0) {
+            return s;
         }
     }
+    for (int64_t k = 0; k < r->bucket_count && r->how.weighted && r->hook == NULL; k++) {
+        mui_reducer_divide(r->slab + r->buckets[k].offset, r->buckets[k].floats, r->total_samples);
+    }
+    if (r->how.look) {
+        /* In what has been reduced, which is the same on all ranks: so is the answer. */
+        r->first_bad = mui_reducer_find_bad(r);
+    }
+    return MU_OK;
 }
 
 mu_status mui_reducer_wait(mui_reducer *r)
@@ -384,20 +379,9 @@ mu_status mui_reducer_wait(mui_reducer *r)
             note_result(r, mu_request_wait(q));
         }
     }
+    mu_status s = r->failed != MU_OK ? r->failed : r->skipped ? MU_SKIPPED : finish(r);
     r->sequence++;
-    if (r->failed != MU_OK) {
-        return r->failed;
-    }
-    if (r->skipped) {
-        return MU_SKIPPED;
-    }
-    for (int64_t k = 0; k < r->bucket_count; k++) {
-        read_bucket(r, k);
-    }
-    if (r->how.look) {
-        find_bad(r);
-    }
-    return MU_OK;
+    return s;
 }
 
 mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, mu_dtype type, mu_reduce_op op)
@@ -412,7 +396,7 @@ mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, m
     snprintf(id->text, sizeof(id->text), "buffers of %.150s", r->text);
     mu_request *q = mui_all_reduce_start(r->group, data, count, type, op, id);
     if (q == NULL) {
-        start_failed(r);
+        mui_reducer_start_failed(r);
     }
     return q;
 }

@@ -11,16 +11,20 @@
 #define MUI_REDUCER_H
 
 #include "comm/group.h"
+#include <muster/hooks.h>
 
 typedef struct mui_reducer mui_reducer;
 
 /* Kinds of identities used by this floor; a group's own are below. */
-enum { MUI_KIND_WRAP = 0x1000, MUI_KIND_CHANGE, MUI_KIND_CHECK, MUI_KIND_MEAN, MUI_KIND_WEIGHTED, MUI_KIND_BUFFERS };
+enum { MUI_KIND_WRAP = 0x1000, MUI_KIND_CHANGE, MUI_KIND_CHECK, MUI_KIND_MEAN, MUI_KIND_WEIGHTED, MUI_KIND_BUFFERS,
+       MUI_KIND_HOOKS, MUI_KIND_BAD };
 
 typedef struct mui_slice {
     const char *name; /* of whoever made the layout; must stay valid */
     size_t offset;    /* in floats, from the start of the slab */
     size_t floats;    /* padding included */
+    mu_dims dims;     /* for hooks: shape, and whether the slice begins with the elements in its order */
+    bool row_major;
 } mui_slice;
 
 typedef struct mui_slice_bucket {
@@ -58,6 +62,10 @@ int64_t mui_reducer_plan(const size_t *bytes, int64_t count, size_t first, size_
 mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t count, const mui_slice_bucket *buckets,
                              int64_t bucket_count, float *slab, uint64_t hash) MU_MUST_USE;
 
+/* Leaves bringing the buckets together to this hook, from the next reduction on; NULL: not any more. Only the tails
+ * travel at launch then; mui_reducer_wait calls the hook. */
+mu_status mui_reducer_set_hook(mui_reducer *r, const char *name, mu_bucket_hook hook, void *user) MU_MUST_USE;
+
 /* Begins reduction number mui_reducer_sequence and launches the buckets that wait for nothing. Never blocks for a
  * peer; failures are kept for mui_reducer_wait. states: one for each slice. */
 void mui_reducer_begin(mui_reducer *r, const mui_reduction *how, const uint8_t *states);
@@ -68,7 +76,7 @@ void mui_reducer_abandon(mui_reducer *r, const char *reason);
 /* Launches what is left; slices still expected count as complete. */
 void mui_reducer_launch_rest(mui_reducer *r);
 /* Waits for all buckets. MU_OK: the slab holds the mean and the queries below may be used; when weighted and the total
- * of samples is 0, it holds the sum. MU_SKIPPED: a rank (perhaps this one) abandoned; slices of some buckets may have
+ * of samples is 0, or when there is a hook and mui_reducer_first_bad found one, its content means nothing. MU_SKIPPED: a rank (perhaps this one) abandoned; slices of some buckets may have
  * been reduced, others not. Anything else: the group is broken. */
 mu_status mui_reducer_wait(mui_reducer *r) MU_MUST_USE;
 
@@ -80,6 +88,8 @@ int64_t mui_reducer_launched(const mui_reducer *r); /* buckets, in this reductio
 int64_t mui_reducer_first_bad(const mui_reducer *r);
 /* Whether that rank's own part of the slice's bucket was not finite. */
 bool mui_reducer_bad_on(const mui_reducer *r, int64_t i, int rank);
+/* Divides a weighted sum. */
+void mui_reducer_divide(float *data, size_t n, int64_t total_samples);
 uint64_t mui_reducer_sequence(const mui_reducer *r); /* of the running or next reduction, from 1 */
 int64_t mui_reducer_total_samples(const mui_reducer *r);
 int mui_reducer_ranks(const mui_reducer *r, int64_t i);         /* how many ranks contributed to slice i */

@@ -62,7 +62,7 @@ static void lay_out(mu_group *g, bench *b, const setup *s)
     for (int64_t k = 0; k < b->buckets; k++) {
         buckets[k] = (mui_slice_bucket){.first = first, .count = counts[k], .offset = at};
         for (int64_t i = 0; i < counts[k]; i++, first++) {
-            b->slices[first] = (mui_slice){"slice", at, slice_floats(first)};
+            b->slices[first] = (mui_slice){.name = "slice", .offset = at, .floats = slice_floats(first)};
             at += slice_floats(first);
         }
         buckets[k].floats = at - buckets[k].offset;
@@ -216,7 +216,7 @@ static void one_ahead(mu_group *g, int rank, int size, void *arg)
         b.r = mui_reducer_new(g->context, g, "other", 1);
         mui_slice_bucket one = {0, SLICES, 0, 16, mui_reducer_tail(g, SLICES)};
         for (int i = 0; i < SLICES; i++) {
-            b.slices[i] = (mui_slice){"slice", 0, 16};
+            b.slices[i] = (mui_slice){.name = "slice", .offset = 0, .floats = 16};
         }
         CHECK(mui_reducer_layout(b.r, b.slices, SLICES, &one, 1, b.slab, 42) == MU_OK, "layout");
     }

@@ -1,0 +1,65 @@
+/* Communication hooks: a function of yours brings the gradients of a bucket together, in the place of the built-in
+ * all-reduce: to compress them, to average over fewer ranks, to count bytes, to do nothing.
+ *
+ * Who takes part, the identity of a reduction, abandoned steps and values that are not finite are seen to before any
+ * hook is called, with a few bytes for each bucket: a hook runs only in a reduction that all ranks go through with.
+ * Hooks run one after the other, bucket by bucket in the same order on all ranks, when backward has finished. */
+#ifndef MUSTER_HOOKS_H
+#define MUSTER_HOOKS_H
+
+#include <muster/ddp.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One parameter's part of a bucket. */
+typedef struct mu_bucket_parameter {
+    const char *name;
+    int64_t offset;   /* of its first element in the bucket's data */
+    int64_t elements; /* of its shape */
+    int64_t room;     /* floats from offset on that are its own, padding included */
+    mu_dims dims;
+    bool row_major;   /* elements lie in the order of dims at offset; else in an order of the kernels' within room */
+    bool here;        /* this rank has a gradient for it: else its part of data is zeros */
+    int ranks;        /* that have one; the same on all ranks. 0: what the hook leaves here is not used */
+} mu_bucket_parameter;
+
+/* Valid while the hook runs. Everything but data, here and samples is the same on all ranks. */
+typedef struct mu_bucket {
+    mu_group *group;
+    const char *ddp;    /* name of the wrapper */
+    uint64_t reduction; /* number of this reduction, from 1 */
+    uint64_t layout;    /* goes up when the buckets are cut anew: state kept for a bucket is then of another one. It
+                         * does so after the first reduction, and when the model changed */
+    int64_t index, count; /* this bucket of so many */
+    bool is_last;
+    float *data;          /* this rank's gradients, not divided by anything; in the group's memory */
+    int64_t elements;     /* of data; padding is zero, and has to be zero afterwards */
+    const mu_bucket_parameter *parameters;
+    int64_t parameter_count;
+    bool weighted;         /* data has been multiplied by this rank's samples */
+    int64_t samples;       /* of this rank when weighted, else 0 */
+    int64_t total_samples; /* of all ranks when weighted, else 0 */
+    double divisor;        /* the number of ranks; when weighted, total_samples */
+} mu_bucket;
+
+/* Leaves in data, on every rank the same to the bit, what the gradient of the step is to be: the sum of all ranks' data
+ * divided by divisor, or something close to it. May call collectives on the group, blocking or not, the same ones on
+ * all ranks; those it starts it also waits for. Anything but MU_OK, or an error left in the context, means that this
+ * rank cannot go on: the group is aborted, the other ranks get MU_ERR_PEER with the reason. */
+typedef mu_status (*mu_bucket_hook)(void *user, mu_bucket *bucket);
+
+/* From the next reduction on; local, but all ranks have to set a hook of the same name (any text but "", for messages;
+ * copied): ranks that differ get MU_ERR_COMM naming both. hook NULL: back to the built-in all-reduce. Not from within a
+ * hook. user stays the caller's, and is not touched after the hook was reset or d freed. */
+MU_API mu_status mu_ddp_set_hook(mu_ddp *d, const char *name, mu_bucket_hook hook, void *user) MU_MUST_USE;
+
+/* What the built-in path does, for hooks that do something else only sometimes: data becomes the mean (weighted when
+ * the reduction is), bit for bit what it would be without a hook. Collective. */
+MU_API mu_status mu_bucket_all_reduce(mu_bucket *bucket) MU_MUST_USE;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
