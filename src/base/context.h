@@ -42,6 +42,10 @@ struct mu_context {
     char path[512];
     size_t path_len;
     int depth; /* of forwards within forwards */
+    /* What the rank is doing, see beacon.h: where it is to be seen, and where it is now. */
+    struct mui_beacon_link *beacons;
+    int stage;
+    const char *place;
 
     struct mui_engine *engine; /* kernels, made on first use by mui_engine_of; owned like any object */
 

@@ -77,9 +77,11 @@ static bool slot_is_free(mui_local *g)
 
 static void post(mui_local *g, mui_call *call)
 {
-    mui_slot *s = mui_slot_of(g, g->base.rank, call->number);
+    mui_slot *s = mui_slot_of(g, g->base.rank, call->base.number);
     s->sequence = call->identified ? call->identity.sequence : 0;
     s->hash = call->identified ? call->identity.hash : 0;
+    s->steps = call->identified ? call->identity.steps : 0;
+    s->updates = call->identified ? call->identity.updates : 0;
     s->kind = call->identified ? call->identity.kind : 0;
     s->count = call->spec.count;
     s->offset = mui_call_offset(g, call);
@@ -96,9 +98,9 @@ static void post(mui_local *g, mui_call *call)
         memcpy(s->payload, call->spec.in, bytes);
     }
     __atomic_store_n(&s->stage, 0, __ATOMIC_RELAXED); /* read only after posted */
-    __atomic_store_n(&g->me->calls, call->number + 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&g->me->calls, call->base.number + 1, __ATOMIC_RELAXED);
     /* Pairs with the acquire in mui_call_lacks; seq_cst with `sleeping`. */
-    __atomic_store_n(&s->posted, call->number + 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&s->posted, call->base.number + 1, __ATOMIC_SEQ_CST);
     call->state = MUI_POSTED;
     call->seen = 0;
     g->posted++;
@@ -108,11 +110,11 @@ static void post(mui_local *g, mui_call *call)
 bool mui_call_lacks(const mui_local *g, const mui_call *call, int q)
 {
     if (call->state == MUI_QUEUED) {
-        return __atomic_load_n(&mui_block_of(g, q)->completed, __ATOMIC_ACQUIRE) + MUI_SLOTS <= call->number;
+        return __atomic_load_n(&mui_block_of(g, q)->completed, __ATOMIC_ACQUIRE) + MUI_SLOTS <= call->base.number;
     }
-    const mui_slot *s = mui_slot_of(g, q, call->number);
+    const mui_slot *s = mui_slot_of(g, q, call->base.number);
     if (call->state == MUI_POSTED) {
-        return __atomic_load_n(&s->posted, __ATOMIC_ACQUIRE) != call->number + 1;
+        return __atomic_load_n(&s->posted, __ATOMIC_ACQUIRE) != call->base.number + 1;
     }
     return call->state == MUI_MOVING && __atomic_load_n(&s->stage, __ATOMIC_ACQUIRE) < call->stage;
 }
@@ -121,9 +123,9 @@ bool mui_call_lacks(const mui_local *g, const mui_call *call, int q)
 static bool all_there(mui_local *g, mui_call *call)
 {
     while (call->seen < g->base.size) {
-        mui_slot *s = mui_slot_of(g, call->seen, call->number);
+        mui_slot *s = mui_slot_of(g, call->seen, call->base.number);
         bool there = call->state == MUI_POSTED
-                         ? __atomic_load_n(&s->posted, __ATOMIC_SEQ_CST) == call->number + 1
+                         ? __atomic_load_n(&s->posted, __ATOMIC_SEQ_CST) == call->base.number + 1
                          : __atomic_load_n(&s->stage, __ATOMIC_SEQ_CST) >= call->stage;
         if (!there) {
             return false;
@@ -170,7 +172,7 @@ static bool advance(mui_local *g, mui_call *call)
         call->stage++;
         call->seen = 0;
         /* Pairs with the loads in all_there and mui_call_lacks. */
-        __atomic_store_n(&mui_slot_of(g, g->base.rank, call->number)->stage, call->stage, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&mui_slot_of(g, g->base.rank, call->base.number)->stage, call->stage, __ATOMIC_SEQ_CST);
         mui_wake_others(g);
         return true;
     }
@@ -188,6 +190,9 @@ static bool pop_finished(mui_local *g)
         call->next = NULL;
         call->state = MUI_REPORTABLE;
         g->completed++;
+        if (g->stall.warned == call->base.number + 1) {
+            mui_stall_over(g);
+        }
         popped = true;
     }
     if (g->first == NULL) {
@@ -258,7 +263,7 @@ mui_call *mui_call_start(mui_local *g, const mui_call_spec *spec)
         call->identity.text[MUI_IDENTITY_TEXT - 1] = '\0';
         call->identified = true;
     }
-    call->number = g->started++;
+    call->base.number = g->base.calls++;
     if (g->last != NULL) {
         g->last->next = call;
     } else {
@@ -288,7 +293,6 @@ mu_status mui_local_test(mu_request *r, bool *done)
     mui_call *call = (mui_call *)r;
     if (mui_local_progress(g)) {
         call->polled = 0;
-        g->warned = false;
     }
     if (call->state != MUI_REPORTABLE) {
         double now = mui_now();
@@ -306,7 +310,6 @@ mu_status mui_local_wait(mu_request *r)
     mui_local *g = (mui_local *)r->group;
     mui_call *call = (mui_call *)r;
     mui_patience p = {0};
-    g->warned = false;
     while (call->state != MUI_REPORTABLE) {
         if (mui_local_progress(g)) {
             p.turns = 0;

@@ -13,6 +13,9 @@ typedef struct mui_identity {
     uint32_t kind;                /* of the caller's choosing: broadcast, reduction, abandon, ... */
     uint64_t sequence;
     uint64_t hash;                /* layout and arguments */
+    /* How often optimisers have changed what is reduced: their steps, and the updates of single parameters in them. Who
+     * has made more or fewer of them than others has another replica. */
+    uint64_t steps, updates;
     char text[MUI_IDENTITY_TEXT]; /* for people: "reduction 17 (ddp `D`)" */
 } mui_identity;
 
@@ -40,6 +43,17 @@ typedef struct mui_group_ops {
     void (*close)(mu_group *g);
 } mui_group_ops;
 
+/* Why somebody asks what a rank has not brought. */
+typedef enum mui_lack {
+    MUI_LACK_LATE, /* it may yet come */
+    MUI_LACK_DEAD, /* its process has ended, or it was given up */
+    MUI_LACK_LEFT  /* it has closed the group */
+} mui_lack;
+
+/* For texts about a rank that others wait for: what a rank that has started only so many collectives has not brought to
+ * those that are running, and nothing ("") when it has brought all. Called by the rank that waits. */
+typedef void (*mui_lack_fn)(void *user, int rank, uint64_t calls, mui_lack why, char *out, size_t size);
+
 /* First member of every transport's group. */
 struct mu_group {
     const mui_group_ops *ops;
@@ -47,13 +61,17 @@ struct mu_group {
     int rank, size;
     double timeout_seconds, warn_seconds;
     mu_status broken;             /* sticky: the first failure, MU_OK while whole */
-    char broken_text[512];
+    char broken_text[1280];
+    uint64_t calls;               /* collectives started so far, alike on all ranks */
+    mui_lack_fn lack;             /* of whoever has collectives running, or NULL */
+    void *lack_user;
     char skip_text[MUI_IDENTITY_TEXT + 32];
 };
 
 /* First member of every transport's request. */
 struct mu_request {
     mu_group *group;
+    uint64_t number; /* of the collective, from 0 */
 };
 
 /* With identity, for the reducer. */

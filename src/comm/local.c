@@ -168,7 +168,7 @@ static mu_status reserve(mu_group *g, size_t requests)
 
 static void set_phase(mu_group *g, const char *phase)
 {
-    mui_phase_set(((mui_local *)g)->me, phase);
+    mui_board_write(&((mui_local *)g)->me->phase, 0, phase);
 }
 
 static void give_up(mu_group *base, const char *reason)
@@ -181,6 +181,7 @@ static void give_up(mu_group *base, const char *reason)
 static void release(mui_local *g)
 {
     mu_context *c = g->base.context;
+    mui_beacon_remove(c, &g->beacon);
     for (int r = 0; r < g->base.size && g->pidfds != NULL; r++) {
         if (g->pidfds[r] >= 0) {
             close(g->pidfds[r]);
@@ -275,6 +276,8 @@ mu_group *mui_local_open(mu_context *c, const mui_group_ops *ops, int rank, mui_
     }
     if (region.size > 1) {
         mui_region_populate(&g->region, rank, 0, MUI_STAGING_BYTES, true);
+        g->beacon.beacon = &g->me->beacon;
+        mui_beacon_add(c, &g->beacon);
     }
     if (mui_context_own(c, g, destroy, MUI_OWN_GROUP) != MU_OK) {
         return NULL; /* destroyed: the others learn why */

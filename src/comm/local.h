@@ -45,7 +45,7 @@ typedef struct mui_call {
     mui_call_spec spec;        /* its identity pointer is not used */
     mui_identity identity;
     bool identified;
-    uint64_t number, offset;
+    uint64_t offset;
     mui_call_state state;
     mu_status status;
     int seen;                  /* ranks below have posted, or have done step `stage` */
@@ -60,6 +60,17 @@ typedef struct mui_block {
     bool used;
 } mui_block;
 
+/* A wait that has become long. */
+typedef struct mui_stall {
+    uint64_t warned;    /* number of the call somebody is late for, + 1; 0: nobody is, or nothing was said yet */
+    double since;       /* when that wait began */
+    char who[80];
+    /* The rank looked at last, and since when it has told nothing new. */
+    int rank;
+    uint32_t turn;
+    double still_since;
+} mui_stall;
+
 typedef struct mui_local {
     mu_group base;
     mui_region region;
@@ -68,7 +79,7 @@ typedef struct mui_local {
     int *pidfds;               /* of the peers, own entry -1; NULL for threads */
     mui_rank_block *me;
 
-    uint64_t started, posted;  /* calls */
+    uint64_t posted;           /* calls */
     uint64_t completed;
     uint64_t all_completed;    /* what every rank is known to have completed */
     mui_call *first, *last;    /* the queue, in order of number */
@@ -81,7 +92,8 @@ typedef struct mui_local {
 
     uint64_t moves;            /* counts progress, to tell waiting from working */
     double last_look;          /* seconds */
-    bool warned;
+    mui_stall stall;
+    mui_beacon_link beacon;
 } mui_local;
 
 /* local.c. Takes the region and pidfds also on failure. */
@@ -112,12 +124,14 @@ typedef struct mui_patience {
 } mui_patience;
 void mui_patience_step(mui_local *g, mui_patience *p); /* one turn of waiting; may break the group */
 void mui_wake_others(mui_local *g);                    /* after news that peers may sleep for */
-bool mui_look_around(mui_local *g, double since);      /* deaths, leavers, aborts, time; false: broken now */
 /* Breaks the group on this rank and, if nobody did before, on all; an earlier reason replaces this one. */
 mu_status mui_local_break(mui_local *g, mu_status status, const char *text);
 /* The same without an error in this rank's context. */
 void mui_local_give_up(mui_local *g, mu_status status, const char *text);
-void mui_phase_set(mui_rank_block *b, const char *text);
+
+/* missing.c */
+bool mui_look_around(mui_local *g, double since); /* deaths, leavers, aborts, time; false: broken now */
+void mui_stall_over(mui_local *g);                /* the call that was warned about is complete */
 
 /* verdict.c: MU_OK, MU_SKIPPED (call->skip_text is set) or MU_ERR_COMM (text is set); the same on all ranks. */
 mu_status mui_call_verdict(const mui_local *g, mui_call *call, char text[MUI_BROKEN_BYTES]);

@@ -32,7 +32,7 @@ typedef struct mui_answer {
     char text[512];
 } mui_answer;
 #define MUI_MEET_MAGIC 0x4d555354u
-#define MUI_MEET_VERSION 1u
+#define MUI_MEET_VERSION 2u
 
 int mui_meet_socket(const char *name, struct sockaddr_un *address, unsigned *length); /* -1: errno */
 /* Whether the process at the other end runs as the same user. */

@@ -5,6 +5,7 @@
 #ifndef MUI_REGION_H
 #define MUI_REGION_H
 
+#include "base/beacon.h"
 #include "comm/group.h"
 
 #define MUI_MAX_RANKS 128      /* of one machine; their pidfds must fit in one SCM_RIGHTS message (253) */
@@ -14,8 +15,7 @@
 #define MUI_STAGING_BYTES MUI_HUGE_BYTES /* at the start of each arena, for data outside the arenas; two halves */
 #define MUI_STAGING_HALF (MUI_STAGING_BYTES / 2)
 #define MUI_OUTSIDE UINT64_MAX /* as an offset: not in the arena */
-#define MUI_PHASE_BYTES 192
-#define MUI_BROKEN_BYTES 512
+#define MUI_BROKEN_BYTES 1280
 
 /* One call of one rank, posted for the others to compare. Reused for the call MUI_SLOTS later, once all ranks have
  * completed this one (mui_rank_block.completed). */
@@ -23,7 +23,7 @@ typedef struct mui_slot {
     /* Number of the call + 1. Stored with seq_cst after everything else here but stage is written (release for the
      * readers; seq_cst against `sleeping`), loaded with acquire. */
     _Alignas(64) uint64_t posted;
-    uint64_t sequence, hash; /* of the identity */
+    uint64_t sequence, hash, steps, updates; /* of the identity */
     uint64_t count;
     uint64_t offset;         /* of the data in the poster's arena, or MUI_OUTSIDE */
     uint32_t kind;
@@ -51,9 +51,8 @@ typedef struct mui_rank_block {
      * poster stores its news with seq_cst and then looks at sleeping: one of them sees the other. */
     _Alignas(64) uint32_t event;
     uint32_t sleeping;
-    /* A sequence lock of one writer: odd while the words change. All relaxed but the counter. */
-    _Alignas(64) uint32_t phase_turn;
-    uint64_t phase[MUI_PHASE_BYTES / 8];
+    mui_board phase;   /* mu_group_set_phase */
+    mui_beacon beacon; /* what the library knows itself */
     mui_slot slots[MUI_SLOTS];
 } mui_rank_block;
 

@@ -40,7 +40,7 @@ uint64_t mui_call_offset(const mui_local *g, const mui_call *call)
 /* A peer's data in its arena; NULL when it is not there. */
 static char *reach(const mui_local *g, const mui_call *call, int rank)
 {
-    uint64_t offset = mui_slot_of(g, rank, call->number)->offset;
+    uint64_t offset = mui_slot_of(g, rank, call->base.number)->offset;
     size_t bytes = mui_call_bytes(call);
     if (offset < MUI_STAGING_BYTES || offset > g->region.arena_bytes || bytes > g->region.arena_bytes - offset ||
         offset % element(call) != 0) {
@@ -51,7 +51,7 @@ static char *reach(const mui_local *g, const mui_call *call, int rank)
 
 static char *payload(const mui_local *g, const mui_call *call, int rank)
 {
-    return mui_slot_of(g, rank, call->number)->payload;
+    return mui_slot_of(g, rank, call->base.number)->payload;
 }
 
 static char *staging(const mui_local *g, int rank, uint64_t chunk)

@@ -35,16 +35,37 @@ void mui_call_describe(const mui_slot *s, char *out, size_t size)
 static bool same(const mui_slot *a, const mui_slot *b)
 {
     return a->call == b->call && a->identified == b->identified && a->kind == b->kind && a->sequence == b->sequence &&
-           a->hash == b->hash && a->count == b->count && a->type == b->type && a->op == b->op && a->root == b->root;
+           a->hash == b->hash && a->steps == b->steps && a->updates == b->updates && a->count == b->count && a->type == b->type && a->op == b->op && a->root == b->root;
+}
+
+/* "; like rank 3: 4, 5": who agrees with slot s of rank r. */
+static void add_company(const mui_local *g, uint64_t number, int r, char *out, size_t size)
+{
+    size_t used = 0;
+    out[0] = '\0';
+    for (int q = 0; q < g->base.size && used + 1 < size; q++) {
+        if (q != r && same(mui_slot_of(g, r, number), mui_slot_of(g, q, number))) {
+            int n = used == 0 ? snprintf(out, size, "; like rank %d: %d", r, q)
+                              : snprintf(out + used, size - used, ", %d", q);
+            used += n > 0 ? (size_t)n : 0;
+        }
+    }
 }
 
 /* The text is for people; where it is the same on both sides, say in what they differ. */
-static void explain(const mui_slot *a, const mui_slot *b, int other, char text[MUI_BROKEN_BYTES])
+static void explain(const mui_local *g, uint64_t number, int other, char text[MUI_BROKEN_BYTES])
 {
-    char left[MUI_IDENTITY_TEXT], right[MUI_IDENTITY_TEXT], why[200] = "";
+    const mui_slot *a = mui_slot_of(g, 0, number), *b = mui_slot_of(g, other, number);
+    char left[MUI_IDENTITY_TEXT], right[MUI_IDENTITY_TEXT], why[200] = "", with_left[200], with_right[200];
     mui_call_describe(a, left, sizeof(left));
     mui_call_describe(b, right, sizeof(right));
-    if (strcmp(left, right) == 0) {
+    bool reducing = a->identified && b->identified && a->kind == b->kind;
+    if (reducing && a->steps != b->steps) {
+        snprintf(why, sizeof(why), ", but after %" PRIu64 " and %" PRIu64 " optimiser steps", a->steps, b->steps);
+    } else if (reducing && a->updates != b->updates) {
+        snprintf(why, sizeof(why), ", but after optimiser steps that updated %" PRIu64 " and %" PRIu64 " parameters",
+                 a->updates, b->updates);
+    } else if (strcmp(left, right) == 0) {
         if (a->sequence != b->sequence) {
             snprintf(why, sizeof(why), ", but by sequence numbers %" PRIu64 " and %" PRIu64, a->sequence, b->sequence);
         } else if (a->kind != b->kind) {
@@ -60,17 +81,19 @@ static void explain(const mui_slot *a, const mui_slot *b, int other, char text[M
             snprintf(why, sizeof(why), ", but with %.88s and %.88s", first, second);
         }
     }
-    snprintf(text, MUI_BROKEN_BYTES, "ranks contradict each other: rank 0 is at %s, rank %d at %s%s", left, other,
-             right, why);
+    add_company(g, number, 0, with_left, sizeof(with_left));
+    add_company(g, number, other, with_right, sizeof(with_right));
+    snprintf(text, MUI_BROKEN_BYTES, "ranks contradict each other: rank 0 is at %s, rank %d at %s%s%s%s", left, other,
+             right, why, with_left, with_right);
 }
 
 mu_status mui_call_verdict(const mui_local *g, mui_call *call, char text[MUI_BROKEN_BYTES])
 {
-    const mui_slot *zero = mui_slot_of(g, 0, call->number);
+    const mui_slot *zero = mui_slot_of(g, 0, call->base.number);
     int odd = 0, abandoned = -1;
     bool all_identified = true;
     for (int r = 0; r < g->base.size; r++) {
-        const mui_slot *s = mui_slot_of(g, r, call->number);
+        const mui_slot *s = mui_slot_of(g, r, call->base.number);
         if (odd == 0 && !same(zero, s)) {
             odd = r;
         }
@@ -83,12 +106,12 @@ mu_status mui_call_verdict(const mui_local *g, mui_call *call, char text[MUI_BRO
      * are not skipped over, since their caller would take the call for done. */
     if (abandoned >= 0 && all_identified) {
         char what[MUI_IDENTITY_TEXT];
-        mui_call_describe(mui_slot_of(g, abandoned, call->number), what, sizeof(what));
+        mui_call_describe(mui_slot_of(g, abandoned, call->base.number), what, sizeof(what));
         snprintf(call->skip_text, sizeof(call->skip_text), "rank %d: %s", abandoned, what);
         return MU_SKIPPED;
     }
     if (odd != 0) {
-        explain(zero, mui_slot_of(g, odd, call->number), odd, text);
+        explain(g, call->base.number, odd, text);
         return MU_ERR_COMM;
     }
     return MU_OK;

@@ -1,6 +1,7 @@
 /* The consumer's side of the loader: opening, epochs, taking batches in order, and raising what went wrong in one. */
 #include "data/loader.h"
 #include "base/alloc.h"
+#include "base/beacon.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -231,7 +232,9 @@ bool mui_loader_take(mu_loader *l, mui_loaded *out)
     if (l->step >= l->sampler.steps) {
         return false;
     }
+    mui_place before = mui_go(c, MUI_LOADER, NULL);
     mui_slot *slot = mui_workers_wait(l, l->step);
+    mui_go(c, before.stage, before.path);
     int64_t good = sort_out(l, slot);
     if (good < 0) {
         l->stopped = true;

@@ -134,6 +134,7 @@ mu_status mu_ddp_check(mu_ddp *d)
     if (s == MU_OK) {
         s = compare_items(d);
     }
+    mui_ddp_work(d, NULL);
     mui_aside_restore(d->context, &aside);
     return aside.status != MU_OK ? aside.status : s;
 }

@@ -1,6 +1,7 @@
 /* What all ranks must have in common before anything is averaged: described in text, compared by hash, and, where it
  * differs, by line, so that every rank names the same first difference. */
 #include "base/alloc.h"
+#include "base/beacon.h"
 #include "base/rng.h"
 #include "ddp/replica.h"
 
@@ -13,6 +14,7 @@ mu_status mui_ddp_gate(mu_ddp *d, uint32_t kind, const char *text)
     id.hash = mui_hash_string(mui_hash_u64(MUI_HASH_START, (uint64_t)d->ordinal), d->name);
     snprintf(id.text, sizeof(id.text), "%s", text);
     int64_t word = 0;
+    mui_work(d->context, text);
     mu_request *q = mui_all_reduce_start(d->group, &word, 1, MU_I64, MU_MAX, &id);
     mu_status s = q != NULL ? mu_request_wait(q) : MU_ERR_COMM;
     if (s == MU_SKIPPED) {

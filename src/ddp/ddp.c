@@ -1,5 +1,6 @@
 /* Wrapping a model: options, the meeting of all ranks, and what becomes of a wrap that fails. Reductions: step.c. */
 #include "base/alloc.h"
+#include "base/beacon.h"
 #include "ddp/replica.h"
 
 #include <stdio.h>
@@ -35,7 +36,7 @@ mu_status mui_ddp_break(mu_ddp *d, mu_status s)
             why = d->group->broken_text;
         }
         d->broken = s;
-        snprintf(d->broken_text, sizeof(d->broken_text), "ddp `%.60s` cannot go on: %.400s", d->name, why);
+        snprintf(d->broken_text, sizeof(d->broken_text), "ddp `%.60s` cannot go on: %.1300s", d->name, why);
     }
     return mui_fail(d->context, s, "%s", d->broken_text);
 }
@@ -48,6 +49,27 @@ mu_status mui_ddp_desert(mu_ddp *d, mu_status s)
     }
     mu_group_abort(d->group, mu_context_message(d->context));
     return mui_ddp_break(d, s);
+}
+
+void mui_ddp_work(mu_ddp *d, const char *what)
+{
+    char text[MUI_IDENTITY_TEXT + 48];
+    uint64_t sequence = mui_reducer_sequence(d->reducer);
+    if (what != NULL) {
+        snprintf(text, sizeof(text), "%s, %s", mui_reducer_text(d->reducer), what);
+    } else if (sequence > 1) {
+        snprintf(text, sizeof(text), "after reduction %llu (ddp `%.80s`)", (unsigned long long)(sequence - 1), d->name);
+    } else {
+        snprintf(text, sizeof(text), "after mu_ddp_wrap (ddp `%.80s`)", d->name);
+    }
+    mui_work(d->context, text);
+}
+
+void mui_ddp_count_anew(mu_ddp *d)
+{
+    for (int64_t i = 0; i < d->member_count; i++) {
+        d->members[i].parameter->updates = 0;
+    }
 }
 
 /* -- wrapping --------------------------------------------------------------------------------------------------- */
@@ -154,6 +176,10 @@ static mu_status join(mu_ddp *d)
     }
     if (status == MU_OK && s->buffer_floats > 0) {
         memcpy(d->buffer_copy, s->buffer_slab, s->buffer_floats * sizeof(float));
+    }
+    if (status == MU_OK) {
+        mui_ddp_count_anew(d);
+        mui_ddp_work(d, NULL);
     }
     return status;
 }

@@ -360,6 +360,7 @@ static mu_status adopt(mu_ddp *d, mui_store *s, mui_text *now)
     mui_text old = d->description;
     d->description = *now;
     *now = old;
+    mui_ddp_count_anew(d);
     return status != MU_OK ? status : odd >= 0 ? MU_SKIPPED : MU_OK;
 }
 

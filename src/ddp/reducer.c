@@ -50,6 +50,7 @@ static void free_layout(mui_reducer *r)
     mui_free(c, r->seen);
     mui_free(c, r->pending);
     mui_free(c, r->requests);
+    mui_free(c, r->numbers);
     mui_free(c, r->masks);
     mui_free(c, r->bad);
     mui_free(c, r->ready_order);
@@ -109,13 +110,14 @@ mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t co
     next.seen = mui_calloc(c, n, 1);
     next.pending = mui_calloc(c, b, sizeof(*next.pending));
     next.requests = mui_calloc(c, b, sizeof(*next.requests));
+    next.numbers = mui_calloc(c, b, sizeof(*next.numbers));
     next.masks = mui_calloc(c, n * (size_t)r->words, sizeof(*next.masks));
     next.bad = mui_calloc(c, b * (size_t)r->words, sizeof(*next.bad));
     next.ready_order = mui_calloc(c, n, sizeof(*next.ready_order));
     next.views = mui_calloc(c, most, sizeof(*next.views));
     if (next.slices == NULL || next.buckets == NULL || next.bucket_of == NULL || next.states == NULL ||
         next.seen == NULL || next.pending == NULL || next.requests == NULL || next.masks == NULL ||
-        next.ready_order == NULL || next.bad == NULL || next.views == NULL) {
+        next.ready_order == NULL || next.bad == NULL || next.views == NULL || next.numbers == NULL) {
         free_layout(&next);
         return MU_ERR_NOMEM;
     }
@@ -210,12 +212,16 @@ static void launch_next(mui_reducer *r)
     if (r->hook != NULL) {
         id->hash = mui_hash_string(id->hash, r->hook_name);
     }
+    id->steps = r->how.steps;
+    id->updates = r->how.updates;
     r->requests[k] = mui_all_reduce_start(r->group, r->slab + b->offset + local,
                                           (int64_t)(b->floats - local + b->tail), MU_F32,
                                           r->how.weighted ? MU_SUM : MU_MEAN, id);
     if (r->requests[k] == NULL) {
         mui_reducer_start_failed(r);
+        return;
     }
+    r->numbers[k] = r->requests[k]->number;
 }
 
 static void launch_complete(mui_reducer *r)
@@ -255,6 +261,8 @@ void mui_reducer_begin(mui_reducer *r, const mui_reduction *how, const uint8_t *
 {
     r->how = *how;
     write_text(r);
+    r->group->lack = mui_reducer_lack;
+    r->group->lack_user = r;
     r->launched = r->completed = 0;
     r->abandoned = r->skipped = false;
     r->failed = MU_OK;
@@ -381,6 +389,7 @@ mu_status mui_reducer_wait(mui_reducer *r)
     }
     mu_status s = r->failed != MU_OK ? r->failed : r->skipped ? MU_SKIPPED : finish(r);
     r->sequence++;
+    r->group->lack = NULL;
     return s;
 }
 

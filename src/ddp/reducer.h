@@ -44,6 +44,7 @@ typedef struct mui_reduction {
     bool weighted;       /* slices are multiplied by this rank's samples already; the sum is divided by the total */
     int64_t samples;     /* >= 0, at most 2^24 */
     uint64_t agreement;  /* hash of whatever else must be equal on all ranks */
+    uint64_t steps, updates; /* of optimisers on what is reduced: equal on all ranks too, see mui_identity */
     const char *note;    /* of it, for the text; "" */
     bool look;           /* for values that are not finite: costs two passes over the slab */
     const char *abandon; /* this rank takes no part from the start, and why; NULL: it does */

@@ -1,4 +1,4 @@
-/* What a reducer is made of, for the files of the reducer: reducer.c (launching), bucket_hook.c (hooks). */
+/* What a reducer is made of, for its files: reducer.c (launching), bucket_hook.c (hooks), lack.c (what a rank owes). */
 #ifndef MUI_REDUCER_STATE_H
 #define MUI_REDUCER_STATE_H
 
@@ -29,6 +29,7 @@ struct mui_reducer {
     uint8_t *seen;         /* became ready in this reduction */
     int64_t *pending;      /* slices each bucket still waits for */
     mu_request **requests; /* of each bucket; NULL when done or not started */
+    uint64_t *numbers;     /* of each launched bucket's collective in the group */
     float *masks;          /* of each slice, words each, after wait */
     float *bad;            /* of each bucket, words each, after wait */
     int64_t *ready_order;
@@ -63,5 +64,7 @@ void mui_reducer_start_failed(mui_reducer *r);
 /* Whether any rank's part was not finite: all ranks agree on the first slice then, and no hook is called. Else calls
  * the hook for each bucket. Tails have been read. */
 mu_status mui_reducer_run_hook(mui_reducer *r) MU_MUST_USE;
+/* A mui_lack_fn of a reducer whose reduction is running. */
+void mui_reducer_lack(void *user, int rank, uint64_t calls, mui_lack why, char *out, size_t size);
 
 #endif

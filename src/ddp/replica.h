@@ -73,7 +73,7 @@ struct mu_ddp {
     float *buffer_copy; /* float buffers after the last reduction */
 
     mu_status broken; /* the group failed in a reduction: every later call says so */
-    char broken_text[512];
+    char broken_text[1400];
 
     mu_absent *absent; /* of the last reduction, room for all members */
     int64_t absent_count;
@@ -133,6 +133,13 @@ mu_status mui_ddp_judge_absent(mu_ddp *d) MU_MUST_USE;
 /* The reduced gradients are not finite, and the policy is not to keep them: names parameter and ranks. Returns
  * MU_SKIPPED or MU_ERR_STATE. */
 mu_status mui_ddp_not_finite(mu_ddp *d) MU_MUST_USE;
+
+/* -- what the others are told, when they wait for this rank -------------------------------------------------------- */
+/* What it does in the running reduction; NULL: that reduction is over. */
+void mui_ddp_work(mu_ddp *d, const char *what);
+
+/* Replicas have been made equal: optimiser steps, which all ranks must have taken alike, are counted from here. */
+void mui_ddp_count_anew(mu_ddp *d);
 
 /* -- failure ---------------------------------------------------------------------------------------------------- */
 /* An error raised before, put aside while collectives run: they must take place all the same. */

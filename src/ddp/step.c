@@ -1,5 +1,6 @@
 /* The one call that is a reduction: the tape, the store and the reducer put together. */
 #include "base/alloc.h"
+#include "base/beacon.h"
 #include "base/os.h"
 #include "base/rng.h"
 #include "ddp/replica.h"
@@ -18,6 +19,7 @@ typedef struct step {
     mu_status local;    /* its own failure, MU_OK when it only abandons */
     mui_aside failure;  /* the error that goes with it, put aside while collectives run */
     uint64_t agreement;
+    uint64_t steps, updates; /* of optimisers, see mui_identity */
     int64_t earlier; /* parameters whose gradient was reduced before and is added to */
     char note[64];
     bool entered; /* gradients were put aside */
@@ -48,6 +50,8 @@ static mu_status put_aside(mu_ddp *d, step *s)
         mui_member *m = &d->members[i];
         m->entry = (uint8_t)m->parameter->grad_state;
         found += m->entry != MUI_GRAD_NONE;
+        s->updates += m->parameter->updates;
+        s->steps = m->parameter->updates > s->steps ? m->parameter->updates : s->steps;
         if (m->entry == MUI_GRAD_REDUCED) {
             s->earlier++;
             s->agreement = mui_hash_u64(s->agreement, (uint64_t)i + 1);
@@ -161,25 +165,20 @@ static mu_status prepare(mu_ddp *d, step *s)
     return MU_OK;
 }
 
-static void phase(mu_ddp *d, const char *what)
-{
-    char text[MUI_IDENTITY_TEXT + 48];
-    snprintf(text, sizeof(text), "%s, %s", mui_reducer_text(d->reducer), what);
-    mu_group_set_phase(d->group, text);
-}
-
 static void run_backward(mu_ddp *d, step *s)
 {
     mui_store *st = d->store;
     mui_reduction how = {.weighted = s->weighted,
                          .samples = s->samples,
                          .agreement = s->agreement,
+                         .steps = s->steps,
+                         .updates = s->updates,
                          .note = s->note,
                          .look = d->options.nonfinite != MU_NONFINITE_KEEP,
                          .abandon = s->reason};
     expect(d, s);
     mui_reducer_begin(d->reducer, &how, d->slice_states);
-    phase(d, "backward");
+    mui_work(d->context, mui_reducer_text(d->reducer));
     if (s->reason != NULL || s->loss == NULL) {
         return;
     }
@@ -262,11 +261,11 @@ static mu_status reduce(mu_ddp *d, step *s)
     mui_reducer_launch_rest(d->reducer);
     mui_buffer_requests buffers;
     mui_ddp_buffers_start(d, s->reason != NULL || d->options.nonfinite != MU_NONFINITE_KEEP, &buffers);
-    phase(d, "waiting for the others' gradients");
+    mui_ddp_work(d, "waiting for the others' gradients");
     mu_status reduced = mui_reducer_wait(d->reducer);
     mu_status averaged = mui_ddp_buffers_finish(d, &buffers);
     d->wait_seconds = mui_now() - local;
-    phase(d, "done");
+    mui_ddp_work(d, NULL);
     status = conclude(d, s, reduced, averaged);
     d->backward_seconds = mui_now() - begin;
     return status;

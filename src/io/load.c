@@ -1,5 +1,6 @@
 /* mu_load. */
 #include "io/agree.h"
+#include "base/beacon.h"
 #include "io/load_plan.h"
 #include "io/load_report.h"
 
@@ -66,7 +67,10 @@ mu_status mu_load(mu_module *root, const char *path, const mu_load_options *opti
     }
     s = mui_agree(c, o->group, s == MU_OK ? mui_plan_open(c, root, &plan) : s);
     if (s == MU_OK) {
-        s = mui_agree(c, o->group, mui_is_reader(o->group) ? read_plan(&plan, path, o) : MU_OK);
+        mui_place before = mui_go(c, MUI_READING, path);
+        s = mui_is_reader(o->group) ? read_plan(&plan, path, o) : MU_OK;
+        mui_go(c, before.stage, before.path);
+        s = mui_agree(c, o->group, s);
     }
     if (s == MU_OK) {
         s = mui_plan_share(&plan, o->group);

@@ -1,6 +1,7 @@
 /* mu_save, and the parts of it that training checkpoints are made of too. */
 #include "io/save.h"
 #include "base/alloc.h"
+#include "base/beacon.h"
 #include "io/tree.h"
 #include <muster/checkpoint.h>
 
@@ -223,6 +224,7 @@ mu_status mu_save(mu_module *root, const char *path, const mu_save_options *opti
     }
     mui_pickle_writer pickle;
     mui_archive archive;
+    mui_place before = mui_go(c, MUI_SAVING, path);
     mui_pk_start(&pickle, c);
     mui_save_state_dict(&pickle, root, &states, options != NULL ? options->prefix : NULL, 0);
     mui_pk_op(&pickle, '.');
@@ -232,5 +234,6 @@ mu_status mu_save(mu_module *root, const char *path, const mu_save_options *opti
     }
     mui_pk_free(&pickle);
     mui_states_free(&states);
+    mui_go(c, before.stage, before.path);
     return s;
 }

@@ -1,5 +1,6 @@
 /* mu_training_load: the model by mu_load's plan, the optimiser and the numbers beside it, all or nothing on all ranks. */
 #include "base/alloc.h"
+#include "base/beacon.h"
 #include "io/agree.h"
 #include "io/load_plan.h"
 #include "io/load_report.h"
@@ -97,7 +98,10 @@ mu_status mu_training_load(mu_training *state, const char *path, mu_group *group
     s = s == MU_OK ? mui_plan_open(c, state->model, &plan) : s;
     s = mui_agree(c, group, s == MU_OK ? mui_training_state_open(c, state->optimizer, &training) : s);
     if (s == MU_OK) {
-        s = mui_agree(c, group, mui_is_reader(group) ? read_file(&plan, &training, path) : MU_OK);
+        mui_place before = mui_go(c, MUI_READING, path);
+        s = mui_is_reader(group) ? read_file(&plan, &training, path) : MU_OK;
+        mui_go(c, before.stage, before.path);
+        s = mui_agree(c, group, s);
     }
     s = s == MU_OK ? mui_plan_share(&plan, group) : s;
     s = s == MU_OK ? share_state(&training, group) : s;

@@ -2,6 +2,7 @@
  * optimiser's part is torch.optim's state_dict. Its learning rates are Python floats, so PyTorch 1.13's weights_only
  * reader, which knows none, refuses this file (2.x takes it); files of mu_save hold no floats for that reason. */
 #include "base/alloc.h"
+#include "base/beacon.h"
 #include "io/save.h"
 #include "optim/optimizer.h"
 #include <muster/checkpoint.h>
@@ -254,7 +255,9 @@ mu_status mu_training_save(const mu_training *t, const char *path)
         s = number_parameters(&w);
     }
     if (s == MU_OK) {
+        mui_place before = mui_go(c, MUI_SAVING, path);
         s = write_file(&w, t, &states, path);
+        mui_go(c, before.stage, before.path);
     }
     mui_pk_free(&w.pickle);
     mui_free(c, w.numbers);

@@ -1,6 +1,7 @@
 /* Making and freeing modules, their parameters and buffers, and running them. */
 #include "nn/nn.h"
 #include "base/alloc.h"
+#include "base/beacon.h"
 
 #include <string.h>
 
@@ -504,7 +505,10 @@ mu_tensor *mu_forward(mu_tape *t, mu_module *m, mu_tensor *x)
         return NULL;
     }
     if (m->parent == NULL) {
-        return run(t, m, x);
+        mui_place before = mui_go(c, MUI_FORWARD, c->path);
+        mu_tensor *y = run(t, m, x);
+        mui_go(c, before.stage, before.path);
+        return y;
     }
     /* The full path replaces the caller's and not just extends it: a forward may call a grandchild directly. */
     char saved[sizeof(c->path)];
@@ -514,9 +518,11 @@ mu_tensor *mu_forward(mu_tape *t, mu_module *m, mu_tensor *x)
     memcpy(c->path, m->path, len);
     c->path[len] = '\0';
     c->path_len = len;
+    mui_place before = mui_go(c, MUI_FORWARD, c->path);
     mu_tensor *y = run(t, m, x);
     memcpy(c->path, saved, saved_len + 1);
     c->path_len = saved_len;
+    mui_go(c, before.stage, before.path);
     return y;
 }
 

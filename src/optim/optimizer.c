@@ -1,6 +1,7 @@
 /* Making optimisers, following the tree, and the step: a loop over runs of neighbouring slices. */
 #include "optim/optimizer_impl.h"
 #include "base/alloc.h"
+#include "base/beacon.h"
 #include "base/glob.h"
 
 #include <math.h>
@@ -298,6 +299,7 @@ mu_status mu_optimizer_step(mu_optimizer *o)
     if (s == NULL) {
         return mu_context_status(o->context);
     }
+    mui_place before = mui_go(o->context, MUI_OPTIMISER, NULL);
     run r = {0};
     for (int64_t i = 0; i < s->count; i++) {
         int64_t index = s->order[i];
@@ -307,6 +309,7 @@ mu_status mu_optimizer_step(mu_optimizer *o)
             continue;
         }
         q->step++;
+        p->updates++;
         bool alike = r.floats > 0 && r.offset + r.floats == p->offset && r.group == q->group &&
                      r.first == !q->has_state && (o->kind == MUI_OPTIMIZER_SGD || r.step == q->step);
         if (!alike) {
@@ -325,6 +328,7 @@ mu_status mu_optimizer_step(mu_optimizer *o)
         update(o, s, &r);
     }
     o->steps++;
+    mui_go(o->context, before.stage, before.path);
     return MU_OK;
 }
 

@@ -1,5 +1,6 @@
 /* Running backward over a marked tape: nodes in reverse, values given back as they are no longer needed. */
 #include "tape/tape_state.h"
+#include "base/beacon.h"
 
 #include <string.h>
 
@@ -141,11 +142,17 @@ mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s
         return MU_OK;
     }
     prepare(t);
+    mui_place before = mui_go(c, MUI_BACKWARD, NULL);
+    const char *module = NULL; /* nodes of one module in a row share their path */
     mu_status r = start(t, loss, seed, s);
     mui_node *last = mui_maker_of(loss);
     for (size_t i = last != NULL ? (size_t)last->index + 1 : 0; i-- > 0 && r == MU_OK;) {
         mui_node *n = t->nodes[i];
         if (n->reaches_loss) {
+            if (n->module != module) {
+                module = n->module;
+                mui_go(c, MUI_BACKWARD, module);
+            }
             r = run_node(t, n);
             if (r == MU_OK) {
                 retire(t, n, s);
@@ -162,6 +169,7 @@ mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s
         }
     }
     mui_grads_drop(&t->backward);
+    mui_go(c, before.stage, before.path);
     t->is_marked = false;
     /* What failed first (memory, say) rather than where it was noticed. */
     return r != MU_OK && mui_failed(c) ? mu_context_status(c) : r;

@@ -189,7 +189,7 @@ static void a_stopped_rank_times_out(void **state)
         char want[64];
         snprintf(want, sizeof(want), "missing rank 2 (pid %d, ", (int)pid[2]);
         assert_non_null(strstr(b->message[r], want));
-        assert_non_null(strstr(b->message[r], "last seen in `step "));
+        assert_non_null(strstr(b->message[r], "last seen: step "));
         assert_true(b->noticed[r] - when > 1.5 && b->noticed[r] - when < 6);
     }
     /* Awake again, it learns that the others have given it up. */
