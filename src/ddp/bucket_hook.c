@@ -29,9 +29,9 @@ static mu_bucket view(const mui_reducer *r, int64_t k)
     for (int64_t i = 0; i < b->count; i++) {
         const mui_slice *s = &r->slices[b->first + i];
         r->views[i] = (mu_bucket_parameter){.name = s->name,
-                                            .offset = (int64_t)(s->offset - b->offset),
+                                            .offset = (int64_t)((s->offset - b->offset) / sizeof(float)),
                                             .elements = mui_dims_elements(s->dims),
-                                            .room = (int64_t)s->floats,
+                                            .room = (int64_t)s->elements,
                                             .dims = s->dims,
                                             .row_major = s->row_major,
                                             .here = mui_reducer_on(r, b->first + i, rank),
@@ -44,8 +44,8 @@ static mu_bucket view(const mui_reducer *r, int64_t k)
                        .index = k,
                        .count = r->bucket_count,
                        .is_last = k == r->bucket_count - 1,
-                       .data = r->slab + b->offset,
-                       .elements = (int64_t)b->floats,
+                       .data = (float *)(void *)(r->slab + b->offset),
+                       .elements = (int64_t)b->elements,
                        .parameters = r->views,
                        .parameter_count = b->count,
                        .weighted = r->how.weighted,
@@ -127,7 +127,7 @@ mu_status mu_bucket_all_reduce(mu_bucket *b)
     }
     mu_status s = mu_all_reduce(b->group, b->data, b->elements, MU_F32, b->weighted ? MU_SUM : MU_MEAN);
     if (s == MU_OK && b->weighted) {
-        mui_reducer_divide(b->data, (size_t)b->elements, b->total_samples);
+        mui_bucket_divide(b->data, MU_F32, (size_t)b->elements, b->total_samples);
     }
     return s;
 }

@@ -136,7 +136,7 @@ static mu_status set_up(mu_ddp *d, const mu_ddp_options *o)
     if (d->name == NULL) {
         return MU_ERR_NOMEM;
     }
-    d->reducer = mui_reducer_new(c, d->group, d->name, (uint64_t)d->ordinal);
+    d->reducer = mui_reducer_new(c, d->group, "ddp", d->name, (uint64_t)d->ordinal);
     return d->reducer != NULL ? MU_OK : MU_ERR_NOMEM;
 }
 

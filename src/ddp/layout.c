@@ -212,14 +212,14 @@ static mu_status tell_reducer(mu_ddp *d, mui_store *s)
         for (size_t i = 0; i < n; i++) {
             const mu_parameter *p = d->members[i].parameter;
             slices[i] = (mui_slice){.name = d->members[i].name,
-                                    .offset = p->offset,
-                                    .floats = p->capacity,
+                                    .offset = p->offset * sizeof(float),
+                                    .elements = p->capacity,
                                     .dims = p->value.dims,
                                     .row_major = mui_tensor_is_plain(&p->grad_view)};
         }
         for (int64_t b = 0; b < d->bucket_count; b++) {
             const mui_bucket *k = &s->buckets[b];
-            buckets[b] = (mui_slice_bucket){k->first, k->count, k->offset, k->floats, k->tail};
+            buckets[b] = (mui_slice_bucket){MU_F32, k->first, k->count, k->offset * sizeof(float), k->floats, k->tail};
         }
         status =
             mui_reducer_layout(d->reducer, slices, d->member_count, buckets, d->bucket_count, s->grads, s->layout_hash);

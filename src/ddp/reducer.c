@@ -3,24 +3,18 @@
 #include "base/alloc.h"
 #include "base/rng.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-static int mask_words(const mu_group *g)
-{
-    return (mu_group_size(g) + MASK_BITS - 1) / MASK_BITS;
-}
 
 static void write_text(mui_reducer *r)
 {
     bool hook = r->hook != NULL;
-    snprintf(r->text, sizeof(r->text), "%sreduction %llu (ddp `%.70s`)%s%s%.40s%s", r->how.weighted ? "weighted " : "",
-             (unsigned long long)r->sequence, r->name, r->how.note != NULL ? r->how.note : "", hook ? ", hook `" : "",
+    snprintf(r->text, sizeof(r->text), "%sreduction %llu (%s `%.70s`)%s%s%.40s%s", r->how.weighted ? "weighted " : "",
+             (unsigned long long)r->sequence, r->kind, r->name, r->how.note != NULL ? r->how.note : "", hook ? ", hook `" : "",
              hook ? r->hook_name : "", hook ? "`" : "");
 }
 
-mui_reducer *mui_reducer_new(mu_context *c, mu_group *g, const char *name, uint64_t id)
+mui_reducer *mui_reducer_new(mu_context *c, mu_group *g, const char *kind, const char *name, uint64_t id)
 {
     mui_reducer *r = mui_calloc(c, 1, sizeof(*r));
     if (r == NULL) {
@@ -28,8 +22,9 @@ mui_reducer *mui_reducer_new(mu_context *c, mu_group *g, const char *name, uint6
     }
     r->context = c;
     r->group = g;
+    r->kind = kind;
     r->id = id;
-    r->words = mask_words(g);
+    r->words = mui_reducer_words(g);
     r->sequence = 1;
     r->name = mui_strdup(c, name);
     if (r->name == NULL) {
@@ -67,11 +62,6 @@ void mui_reducer_free(mui_reducer *r)
     }
 }
 
-size_t mui_reducer_tail(const mu_group *g, int64_t count)
-{
-    return (size_t)(count + 1) * (size_t)mask_words(g) + SAMPLE_FLOATS;
-}
-
 int64_t mui_reducer_plan(const size_t *bytes, int64_t count, size_t first, size_t cap, int64_t *counts)
 {
     int64_t buckets = 0;
@@ -92,14 +82,14 @@ int64_t mui_reducer_plan(const size_t *bytes, int64_t count, size_t first, size_
 }
 
 mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t count, const mui_slice_bucket *buckets,
-                             int64_t bucket_count, float *slab, uint64_t hash)
+                             int64_t bucket_count, void *slab, uint64_t hash)
 {
     mu_context *c = r->context;
     size_t n = (size_t)count, b = (size_t)bucket_count, most = 0;
     for (size_t k = 0; k < b; k++) {
         most = (size_t)buckets[k].count > most ? (size_t)buckets[k].count : most;
     }
-    if (r->group->ops->reserve(r->group, b + OTHER_REQUESTS) != MU_OK) {
+    if (r->group->ops->reserve(r->group, b + MUI_OTHER_REQUESTS) != MU_OK) {
         return MU_ERR_NOMEM;
     }
     mui_reducer next = *r;
@@ -141,40 +131,6 @@ mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t co
     return MU_OK;
 }
 
-static bool is_finite(const float *x, size_t n)
-{
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof(bits));
-        bad |= (bits & 0x7f800000u) == 0x7f800000u;
-    }
-    return bad == 0;
-}
-
-/* Zeros for slices this rank has nothing for, and the tail. */
-static void fill_bucket(mui_reducer *r, const mui_slice_bucket *b)
-{
-    int rank = mu_group_rank(r->group), word = rank / MASK_BITS;
-    float bit = (float)(1u << (rank % MASK_BITS));
-    float *tail = r->slab + b->offset + b->floats;
-    memset(tail, 0, b->tail * sizeof(*tail));
-    for (int64_t k = 0; k < b->count; k++) {
-        const mui_slice *s = &r->slices[b->first + k];
-        if (r->states[b->first + k] == MUI_SLICE_ABSENT) {
-            memset(r->slab + s->offset, 0, s->floats * sizeof(float));
-        } else {
-            tail[k * r->words + word] = bit;
-        }
-    }
-    if (r->how.look && !is_finite(r->slab + b->offset, b->floats)) {
-        tail[b->count * r->words + word] = bit;
-    }
-    float *samples = tail + (b->count + 1) * r->words;
-    samples[0] = (float)(r->how.samples / SAMPLE_LOW);
-    samples[1] = (float)(r->how.samples % SAMPLE_LOW);
-}
-
 static void remember_failure(mui_reducer *r, mu_status s)
 {
     if (r->failed == MU_OK) {
@@ -203,19 +159,19 @@ static void launch_next(mui_reducer *r)
         memcpy(id->text, r->abandon_text, sizeof(id->text));
     } else {
         memcpy(id->text, r->text, sizeof(id->text));
-        fill_bucket(r, b);
+        mui_bucket_fill(r, b);
     }
     uint64_t h = mui_hash_u64(mui_hash_u64(r->layout_hash, r->id), r->how.agreement);
     id->hash = mui_hash_u64(mui_hash_string(h, r->name), (uint64_t)k);
     id->sequence = r->sequence;
-    size_t local = r->hook != NULL ? b->floats : 0; /* left to the hook */
+    size_t local = r->hook != NULL ? b->elements : 0; /* left to the hook */
     if (r->hook != NULL) {
         id->hash = mui_hash_string(id->hash, r->hook_name);
     }
     id->steps = r->how.steps;
     id->updates = r->how.updates;
-    r->requests[k] = mui_all_reduce_start(r->group, r->slab + b->offset + local,
-                                          (int64_t)(b->floats - local + b->tail), MU_F32,
+    r->requests[k] = mui_all_reduce_start(r->group, r->slab + b->offset + local * mu_dtype_bytes(b->dtype),
+                                          (int64_t)(b->elements - local + b->tail), b->dtype,
                                           r->how.weighted ? MU_SUM : MU_MEAN, id);
     if (r->requests[k] == NULL) {
         mui_reducer_start_failed(r);
@@ -224,9 +180,10 @@ static void launch_next(mui_reducer *r)
     r->numbers[k] = r->requests[k]->number;
 }
 
+/* The last bucket is kept back: while it is, this rank can still give up the step on all ranks. */
 static void launch_complete(mui_reducer *r)
 {
-    while (r->launched < r->bucket_count && r->pending[r->launched] == 0) {
+    while (r->launched < r->bucket_count - 1 && r->pending[r->launched] == 0) {
         launch_next(r);
     }
 }
@@ -314,50 +271,11 @@ void mui_reducer_launch_rest(mui_reducer *r)
     }
 }
 
-static void read_tail(mui_reducer *r, int64_t index)
-{
-    const mui_slice_bucket *b = &r->buckets[index];
-    const float *tail = r->slab + b->offset + b->floats;
-    float times = r->how.weighted ? 1.0F : (float)mu_group_size(r->group);
-    for (int64_t k = 0; k < b->count * r->words; k++) {
-        r->masks[b->first * r->words + k] = roundf(tail[k] * times);
-    }
-    for (int w = 0; w < r->words; w++) {
-        r->bad[index * r->words + w] = roundf(tail[b->count * r->words + w] * times);
-    }
-    const float *samples = tail + (b->count + 1) * r->words;
-    r->total_samples = (int64_t)llroundf(samples[0] * times) * SAMPLE_LOW + (int64_t)llroundf(samples[1] * times);
-}
-
-void mui_reducer_divide(float *data, size_t n, int64_t total_samples)
-{
-    float scale = 1.0F / (float)total_samples;
-    for (size_t i = 0; i < n; i++) {
-        data[i] *= scale;
-    }
-}
-
-int64_t mui_reducer_find_bad(const mui_reducer *r)
-{
-    for (int64_t k = 0; k < r->bucket_count; k++) {
-        const mui_slice_bucket *b = &r->buckets[k];
-        if (is_finite(r->slab + b->offset, b->floats)) {
-            continue;
-        }
-        int64_t i = b->first;
-        while (is_finite(r->slab + r->slices[i].offset, r->slices[i].floats)) {
-            i++;
-        }
-        return i;
-    }
-    return -1;
-}
-
 /* All buckets are here, on all ranks. */
 static mu_status finish(mui_reducer *r)
 {
     for (int64_t k = 0; k < r->bucket_count; k++) {
-        read_tail(r, k);
+        mui_bucket_read_tail(r, k);
     }
     if (r->how.weighted && r->total_samples == 0) {
         return MU_OK; /* nothing to divide by */
@@ -369,7 +287,8 @@ static mu_status finish(mui_reducer *r)
         }
     }
     for (int64_t k = 0; k < r->bucket_count && r->how.weighted && r->hook == NULL; k++) {
-        mui_reducer_divide(r->slab + r->buckets[k].offset, r->buckets[k].floats, r->total_samples);
+        const mui_slice_bucket *b = &r->buckets[k];
+        mui_bucket_divide(r->slab + b->offset, b->dtype, b->elements, r->total_samples);
     }
     if (r->how.look) {
         /* In what has been reduced, which is the same on all ranks: so is the answer. */
@@ -422,8 +341,7 @@ int64_t mui_reducer_first_bad(const mui_reducer *r)
 
 bool mui_reducer_bad_on(const mui_reducer *r, int64_t i, int rank)
 {
-    int64_t k = r->bucket_of[i];
-    return ((uint32_t)r->bad[k * r->words + rank / MASK_BITS] >> (rank % MASK_BITS)) & 1u;
+    return mui_mask_has(r->bad + r->bucket_of[i] * r->words, rank);
 }
 
 uint64_t mui_reducer_sequence(const mui_reducer *r)
@@ -440,7 +358,7 @@ int mui_reducer_ranks(const mui_reducer *r, int64_t i)
 {
     int n = 0;
     for (int w = 0; w < r->words; w++) {
-        for (uint32_t m = (uint32_t)r->masks[i * r->words + w]; m != 0; m &= m - 1) {
+        for (uint32_t m = r->masks[i * r->words + w]; m != 0; m &= m - 1) {
             n++;
         }
     }
@@ -449,7 +367,7 @@ int mui_reducer_ranks(const mui_reducer *r, int64_t i)
 
 bool mui_reducer_on(const mui_reducer *r, int64_t i, int rank)
 {
-    return ((uint32_t)r->masks[i * r->words + rank / MASK_BITS] >> (rank % MASK_BITS)) & 1u;
+    return mui_mask_has(r->masks + i * r->words, rank);
 }
 
 const int64_t *mui_reducer_ready_order(const mui_reducer *r, int64_t *count)

@@ -21,16 +21,18 @@ enum { MUI_KIND_WRAP = 0x1000, MUI_KIND_CHANGE, MUI_KIND_CHECK, MUI_KIND_MEAN, M
 
 typedef struct mui_slice {
     const char *name; /* of whoever made the layout; must stay valid */
-    size_t offset;    /* in floats, from the start of the slab */
-    size_t floats;    /* padding included */
+    size_t offset;    /* in bytes, from the start of the slab */
+    size_t elements;  /* of the bucket's type, padding included */
     mu_dims dims;     /* for hooks: shape, and whether the slice begins with the elements in its order */
     bool row_major;
 } mui_slice;
 
 typedef struct mui_slice_bucket {
-    int64_t first, count;  /* of the slices, in order */
-    size_t offset, floats; /* of all of them; contiguous */
-    size_t tail;           /* floats that follow, at least mui_reducer_tail(group, count) */
+    mu_dtype dtype;       /* of all its slices: MU_F32 or MU_F64 */
+    int64_t first, count; /* of the slices, in order */
+    size_t offset;        /* in bytes */
+    size_t elements;      /* of all slices; contiguous */
+    size_t tail;          /* elements that follow, at least mui_reducer_tail(group, count) */
 } mui_slice_bucket;
 
 typedef enum mui_slice_state {
@@ -50,18 +52,18 @@ typedef struct mui_reduction {
     const char *abandon; /* this rank takes no part from the start, and why; NULL: it does */
 } mui_reduction;
 
-/* id tells reducers of one group apart. name is copied. */
-mui_reducer *mui_reducer_new(mu_context *c, mu_group *g, const char *name, uint64_t id);
+/* id tells reducers of one group apart. kind: what is in front of the name in messages, a literal. name is copied. */
+mui_reducer *mui_reducer_new(mu_context *c, mu_group *g, const char *kind, const char *name, uint64_t id);
 void mui_reducer_free(mui_reducer *r);
 
-/* Floats that a bucket of so many slices needs after them. */
+/* Elements that a bucket of so many slices needs after them. */
 size_t mui_reducer_tail(const mu_group *g, int64_t count);
 /* Cuts slices of these bytes, in order, into buckets: one is closed when it has reached its limit (first for the first,
  * cap for all others). Writes counts (room for `count`) and returns the number of buckets. */
 int64_t mui_reducer_plan(const size_t *bytes, int64_t count, size_t first, size_t cap, int64_t *counts);
 /* Takes over a layout (copied; names are borrowed). hash identifies it on all ranks. */
 mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t count, const mui_slice_bucket *buckets,
-                             int64_t bucket_count, float *slab, uint64_t hash) MU_MUST_USE;
+                             int64_t bucket_count, void *slab, uint64_t hash) MU_MUST_USE;
 
 /* Leaves bringing the buckets together to this hook, from the next reduction on; NULL: not any more. Only the tails
  * travel at launch then; mui_reducer_wait calls the hook. */
@@ -72,13 +74,14 @@ mu_status mui_reducer_set_hook(mui_reducer *r, const char *name, mu_bucket_hook 
 void mui_reducer_begin(mui_reducer *r, const mui_reduction *how, const uint8_t *states);
 /* Slice i is complete (contributes), or will not come after all. */
 void mui_reducer_ready(mui_reducer *r, int64_t i, bool contributes);
-/* This rank cannot go on: buckets not launched yet will be posted as abandonments. Between begin and wait. */
+/* This rank cannot go on: buckets not launched yet will be posted as abandonments. Between begin and wait. Before
+ * launch_rest it makes every rank skip, since the last bucket is not launched earlier. */
 void mui_reducer_abandon(mui_reducer *r, const char *reason);
 /* Launches what is left; slices still expected count as complete. */
 void mui_reducer_launch_rest(mui_reducer *r);
 /* Waits for all buckets. MU_OK: the slab holds the mean and the queries below may be used; when weighted and the total
- * of samples is 0, or when there is a hook and mui_reducer_first_bad found one, its content means nothing. MU_SKIPPED: a rank (perhaps this one) abandoned; slices of some buckets may have
- * been reduced, others not. Anything else: the group is broken. */
+ * of samples is 0, or when there is a hook and mui_reducer_first_bad found one, its content means nothing.
+ * MU_SKIPPED: a rank (perhaps this one) abandoned; slices of some buckets may have been reduced, others not. Anything else: the group is broken. */
 mu_status mui_reducer_wait(mui_reducer *r) MU_MUST_USE;
 
 /* Starts an identified all-reduce in the same reduction, after launch_rest: buffers. */
@@ -89,15 +92,13 @@ int64_t mui_reducer_launched(const mui_reducer *r); /* buckets, in this reductio
 int64_t mui_reducer_first_bad(const mui_reducer *r);
 /* Whether that rank's own part of the slice's bucket was not finite. */
 bool mui_reducer_bad_on(const mui_reducer *r, int64_t i, int rank);
-/* Divides a weighted sum. */
-void mui_reducer_divide(float *data, size_t n, int64_t total_samples);
 uint64_t mui_reducer_sequence(const mui_reducer *r); /* of the running or next reduction, from 1 */
 int64_t mui_reducer_total_samples(const mui_reducer *r);
 int mui_reducer_ranks(const mui_reducer *r, int64_t i);         /* how many ranks contributed to slice i */
 bool mui_reducer_on(const mui_reducer *r, int64_t i, int rank); /* whether that one did */
 /* Indices in the order in which they became ready on this rank; *count of them. */
 const int64_t *mui_reducer_ready_order(const mui_reducer *r, int64_t *count);
-/* "reduction 17 (ddp `name`)" */
+/* "reduction 17 (ddp `name`)": kind and name */
 const char *mui_reducer_text(const mui_reducer *r);
 /* After MU_SKIPPED: who and why. */
 const char *mui_reducer_skip_text(const mui_reducer *r);

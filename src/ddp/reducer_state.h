@@ -1,28 +1,25 @@
-/* What a reducer is made of, for its files: reducer.c (launching), bucket_hook.c (hooks), lack.c (what a rank owes). */
+/* What a reducer is made of, for its files: reducer.c (launching), bucket.c (a bucket's memory), bucket_hook.c (hooks),
+ * lack.c (what a rank owes). */
 #ifndef MUI_REDUCER_STATE_H
 #define MUI_REDUCER_STATE_H
 
 #include "ddp/reducer.h"
 
-/* A bucket's tail holds, for each slice, one bit for each rank that contributed (MASK_BITS ranks to a float), then a
- * bit for each rank whose part was not finite, then this rank's samples in two parts. All are sums of small integers,
- * exact in a float; a mean divides them by the number of ranks, and rounding after multiplying back is exact again: the
- * error is below 2^MASK_BITS times a few ulps. */
-enum { MASK_BITS = 20, SAMPLE_FLOATS = 2, SAMPLE_LOW = 4096 };
-enum { OTHER_REQUESTS = 4 }; /* beside buckets: buffers, and what else is in flight */
+enum { MUI_OTHER_REQUESTS = 4 }; /* beside buckets: buffers, and what else is in flight */
 
 struct mui_reducer {
     mu_context *context;
     mu_group *group;
+    const char *kind;
     char *name;
     uint64_t id;
-    int words; /* mask floats of a slice */
+    int words; /* of participation bits, for each slice */
 
     mui_slice *slices;
     int64_t count;
     mui_slice_bucket *buckets;
     int64_t bucket_count;
-    float *slab;
+    char *slab;
     uint64_t layout_hash;
     int64_t *bucket_of; /* of each slice */
     uint8_t *states;
@@ -30,8 +27,8 @@ struct mui_reducer {
     int64_t *pending;      /* slices each bucket still waits for */
     mu_request **requests; /* of each bucket; NULL when done or not started */
     uint64_t *numbers;     /* of each launched bucket's collective in the group */
-    float *masks;          /* of each slice, words each, after wait */
-    float *bad;            /* of each bucket, words each, after wait */
+    uint32_t *masks;       /* of each slice, words each, after wait */
+    uint32_t *bad;         /* of each bucket, words each, after wait */
     int64_t *ready_order;
     int64_t ready_count;
 
@@ -57,10 +54,23 @@ struct mui_reducer {
     char skip_text[2 * MUI_IDENTITY_TEXT];
 };
 
+/* -- bucket.c: what is done to a bucket's memory, in its element type ------------------------------------------- */
+int mui_reducer_words(const mu_group *g);
+/* Zeros for slices this rank has nothing for, and the tail. */
+void mui_bucket_fill(mui_reducer *r, const mui_slice_bucket *b);
+/* Keeps what the tail says. */
+void mui_bucket_read_tail(mui_reducer *r, int64_t index);
+/* Divides a weighted sum. */
+void mui_bucket_divide(void *data, mu_dtype type, size_t n, int64_t total_samples);
 /* First slice with a value that is not finite in this rank's slab, -1 if there is none. */
 int64_t mui_reducer_find_bad(const mui_reducer *r);
-/* An all-reduce that could not be started: this rank's fault alone must not keep the others waiting. */
+bool mui_mask_has(const uint32_t *mask, int rank);
+
+/* -- reducer.c -------------------------------------------------------------------------------------------------- */
+/* An all-reduce could not be started: this rank's fault alone must not keep the others waiting. */
 void mui_reducer_start_failed(mui_reducer *r);
+
+/* -- bucket_hook.c ---------------------------------------------------------------------------------------------- */
 /* Whether any rank's part was not finite: all ranks agree on the first slice then, and no hook is called. Else calls
  * the hook for each bucket. Tails have been read. */
 mu_status mui_reducer_run_hook(mui_reducer *r) MU_MUST_USE;
