@@ -19,11 +19,10 @@ void mui_board_write(mui_board *b, uint32_t stage, const char *text)
     __atomic_store_n(&b->turn, (turn | 1) + 1, __ATOMIC_RELEASE);
 }
 
-uint32_t mui_board_read(const mui_board *b, uint32_t *stage, char out[MUI_BOARD_BYTES])
+void mui_board_read(const mui_board *b, uint32_t *stage, char out[MUI_BOARD_BYTES])
 {
-    uint32_t before = 0;
     for (int tries = 0; tries < 100; tries++) {
-        before = __atomic_load_n(&b->turn, __ATOMIC_ACQUIRE);
+        uint32_t before = __atomic_load_n(&b->turn, __ATOMIC_ACQUIRE);
         uint32_t where = __atomic_load_n(&b->stage, __ATOMIC_ACQUIRE);
         for (size_t i = 0; i < MUI_BOARD_BYTES / 8; i++) {
             uint64_t word = __atomic_load_n(&b->words[i], __ATOMIC_ACQUIRE);
@@ -37,7 +36,11 @@ uint32_t mui_board_read(const mui_board *b, uint32_t *stage, char out[MUI_BOARD_
         }
     }
     out[MUI_BOARD_BYTES - 1] = '\0';
-    return before;
+}
+
+uint32_t mui_board_turn(const mui_board *b)
+{
+    return __atomic_load_n(&b->turn, __ATOMIC_RELAXED);
 }
 
 void mui_beacon_add(mu_context *c, mui_beacon_link *link)

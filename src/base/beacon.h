@@ -17,9 +17,10 @@ typedef struct mui_board {
 
 /* Longer texts are cut off. */
 void mui_board_write(mui_board *b, uint32_t stage, const char *text);
-/* A writer that died half way leaves a mixture of two texts, which will do. Returns the turn: it goes up with every
- * write. stage may be NULL. */
-uint32_t mui_board_read(const mui_board *b, uint32_t *stage, char out[MUI_BOARD_BYTES]);
+/* A writer that died half way leaves a mixture of two texts, which will do. stage may be NULL. */
+void mui_board_read(const mui_board *b, uint32_t *stage, char out[MUI_BOARD_BYTES]);
+/* Changes with every write. */
+uint32_t mui_board_turn(const mui_board *b);
 
 typedef struct mui_beacon {
     mui_board work;  /* "reduction 12 (ddp `net`)" */

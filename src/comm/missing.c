@@ -24,32 +24,29 @@ static void add(char *out, size_t size, size_t *used, const char *between, const
 
 /* "step 12 of epoch 3, reduction 200 (ddp `net`), backward, layer3.2.conv2"; how long it has been there is known only
  * when it did not move while this rank waited. */
-static void describe_place(mui_local *g, int r, char *out, size_t size)
+static void describe_place(const mui_local *g, int r, char *out, size_t size)
 {
     const mui_rank_block *b = mui_block_of(g, r);
     char text[MUI_BOARD_BYTES] = "", for_long[48] = "";
     size_t used = 0;
-    uint32_t stage = 0, turn = mui_board_read(&b->phase, NULL, text);
+    uint32_t stage = 0;
     out[0] = '\0';
+    mui_board_read(&b->phase, NULL, text);
     add(out, size, &used, "", text);
-    turn += mui_board_read(&b->beacon.work, NULL, text);
+    mui_board_read(&b->beacon.work, NULL, text);
     add(out, size, &used, ", ", text);
-    turn += mui_board_read(&b->beacon.place, &stage, text);
+    mui_board_read(&b->beacon.place, &stage, text);
     add(out, size, &used, ", ", mui_stage_name(stage));
     add(out, size, &used, ", ", text);
-    double now = mui_now();
-    if (g->stall.rank != r || g->stall.turn != turn) {
-        g->stall.rank = r;
-        g->stall.turn = turn;
-        g->stall.still_since = now;
-    } else if (now - g->stall.still_since >= 0.1) {
-        snprintf(for_long, sizeof(for_long), "for %.1f s now", now - g->stall.still_since);
+    double still = mui_now() - g->stall.still_since;
+    if (used > 0 && g->stall.rank == r && still >= 0.1) {
+        snprintf(for_long, sizeof(for_long), "for %.1f s now", still);
         add(out, size, &used, ", ", for_long);
     }
 }
 
 /* "rank 1 (pid 123, after 12 calls, last seen: after reduction 3 (ddp `net`), forward, layer1.0)" */
-static void name_rank(mui_local *g, int r, char *out, size_t size)
+static void name_rank(const mui_local *g, int r, char *out, size_t size)
 {
     const mui_rank_block *b = mui_block_of(g, r);
     char place[3 * MUI_BOARD_BYTES], pid[24] = "";
@@ -77,7 +74,7 @@ static void name_lack(const mui_local *g, int r, mui_lack why, char *out, size_t
     snprintf(out, size, "%s%s", lack[0] != '\0' ? "; " : "", lack);
 }
 
-static void name_missing(mui_local *g, const mui_call *call, mui_lack why, char *out, size_t size)
+static void name_missing(const mui_local *g, const mui_call *call, mui_lack why, char *out, size_t size)
 {
     size_t used = 0;
     int named = 0, others = 0;
@@ -139,11 +136,31 @@ void mui_stall_over(mui_local *g)
     g->stall.warned = 0;
 }
 
+/* Looks whether the first missing rank tells anything new. */
+static void watch(mui_local *g, const mui_call *call)
+{
+    int r = 0;
+    while (r < g->base.size && (r == g->base.rank || !mui_call_lacks(g, call, r))) {
+        r++;
+    }
+    if (r == g->base.size) {
+        return;
+    }
+    const mui_rank_block *b = mui_block_of(g, r);
+    uint32_t turn = mui_board_turn(&b->phase) + mui_board_turn(&b->beacon.work) + mui_board_turn(&b->beacon.place);
+    if (g->stall.rank != r || g->stall.turn != turn || g->stall.still_since == 0) {
+        g->stall.rank = r;
+        g->stall.turn = turn;
+        g->stall.still_since = mui_now();
+    }
+}
+
 static bool look_at_clock(mui_local *g, double since)
 {
     char what[MUI_IDENTITY_TEXT], who[MUI_BROKEN_BYTES], text[MUI_BROKEN_BYTES];
     const mui_call *call = g->first;
     double waited = mui_now() - since;
+    watch(g, call);
     if (waited >= g->base.timeout_seconds) {
         name_call(g, call, what);
         name_missing(g, call, MUI_LACK_DEAD, who, sizeof(who));

@@ -127,8 +127,8 @@ mu_status mu_ddp_check(mu_ddp *d)
     mu_status s = mui_ddp_follow(d);
     if (s >= 0) {
         char text[MUI_IDENTITY_TEXT];
-        snprintf(text, sizeof(text), "mu_ddp_check after %llu reductions (ddp `%.80s`)",
-                 (unsigned long long)d->reductions, d->name);
+        snprintf(text, sizeof(text), "mu_ddp_check after reduction %llu (ddp `%.80s`)",
+                 (unsigned long long)mui_reducer_sequence(d->reducer) - 1, d->name);
         s = mui_ddp_gate(d, MUI_KIND_CHECK, text);
     }
     if (s == MU_OK) {

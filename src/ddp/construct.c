@@ -16,7 +16,8 @@ mu_status mui_ddp_gate(mu_ddp *d, uint32_t kind, const char *text)
     int64_t word = 0;
     mui_work(d->context, text);
     mu_request *q = mui_all_reduce_start(d->group, &word, 1, MU_I64, MU_MAX, &id);
-    mu_status s = q != NULL ? mu_request_wait(q) : MU_ERR_COMM;
+    mu_status s = q != NULL ? mu_request_wait(q) : mu_context_status(d->context);
+    s = q == NULL && s == MU_OK ? MU_ERR_COMM : s;
     if (s == MU_SKIPPED) {
         /* Others abandon a reduction of a layout that this rank does not have any more. */
         char reason[256];

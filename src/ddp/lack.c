@@ -24,9 +24,10 @@ void mui_reducer_lack(void *user, int rank, uint64_t calls, mui_lack why, char *
         return;
     }
     int64_t first = r->buckets[k].first, missing = r->count - first;
-    int n = snprintf(out, size, "it %s delivered %lld of %lld buckets; %lld of %lld parameters are missing:",
-                     why == MUI_LACK_LATE ? "has" : "had", (long long)k, (long long)r->bucket_count, (long long)missing,
-                     (long long)r->count);
+    int n = snprintf(out, size,
+                     "it %s delivered %lld of %lld buckets of reduction %llu; %lld of %lld parameters are missing:",
+                     why == MUI_LACK_LATE ? "has" : "had", (long long)k, (long long)r->bucket_count,
+                     (unsigned long long)r->sequence, (long long)missing, (long long)r->count);
     size_t used = n > 0 ? (size_t)n : 0;
     enum { MOST = 5, TAIL = 32 };
     for (int64_t i = first; i < r->count && named < MOST; i++, named++) {

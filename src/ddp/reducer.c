@@ -320,6 +320,7 @@ mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, m
     mui_identity *id = &r->identity;
     id->kind = MUI_KIND_BUFFERS;
     id->sequence = r->sequence;
+    id->steps = id->updates = 0; /* buffers come together in an abandoned reduction too */
     id->hash = mui_hash_u64(mui_hash_string(mui_hash_u64(MUI_HASH_START, r->id), r->name), (uint64_t)count);
     snprintf(id->text, sizeof(id->text), "buffers of %.150s", r->text);
     mu_request *q = mui_all_reduce_start(r->group, data, count, type, op, id);
