@@ -8,23 +8,29 @@
 #include <stdio.h>
 #include <string.h>
 
+mu_status mui_gate(mu_group *g, const mui_identity *id)
+{
+    int64_t word = 0;
+    mui_work(g->context, id->text);
+    mu_request *q = mui_all_reduce_start(g, &word, 1, MU_I64, MU_MAX, id);
+    mu_status s = q != NULL ? mu_request_wait(q) : mu_context_status(g->context);
+    s = q == NULL && s == MU_OK ? MU_ERR_COMM : s;
+    if (s == MU_SKIPPED) {
+        /* Others abandon a reduction of a layout that this rank does not have any more. */
+        char reason[256];
+        snprintf(reason, sizeof(reason), "at %.180s, where another rank abandoned a reduction", id->text);
+        mu_group_abort(g, reason);
+        s = mui_fail(g->context, MU_ERR_COMM, "%s", reason);
+    }
+    return s;
+}
+
 mu_status mui_ddp_gate(mu_ddp *d, uint32_t kind, const char *text)
 {
     mui_identity id = {.kind = kind, .sequence = d->reducer != NULL ? mui_reducer_sequence(d->reducer) : 0};
     id.hash = mui_hash_string(mui_hash_u64(MUI_HASH_START, (uint64_t)d->ordinal), d->name);
     snprintf(id.text, sizeof(id.text), "%s", text);
-    int64_t word = 0;
-    mui_work(d->context, text);
-    mu_request *q = mui_all_reduce_start(d->group, &word, 1, MU_I64, MU_MAX, &id);
-    mu_status s = q != NULL ? mu_request_wait(q) : mu_context_status(d->context);
-    s = q == NULL && s == MU_OK ? MU_ERR_COMM : s;
-    if (s == MU_SKIPPED) {
-        /* Others abandon a reduction of a layout that this rank does not have any more. */
-        char reason[256];
-        snprintf(reason, sizeof(reason), "at %.180s, where another rank abandoned a reduction", text);
-        mu_group_abort(d->group, reason);
-        s = mui_fail(d->context, MU_ERR_COMM, "%s", reason);
-    }
+    mu_status s = mui_gate(d->group, &id);
     return s < 0 ? mui_ddp_break(d, s) : MU_OK;
 }
 
@@ -88,42 +94,41 @@ bool mui_ddp_first_difference(const char *a, const char *b, char *line_a, char *
 }
 
 /* Everybody gets everybody's text and looks for the same first difference. */
-static mu_status name_difference(mu_ddp *d, const mui_text *mine, size_t longest)
+static mu_status name_difference(mu_group *g, const char *who, const char *what, const mui_text *mine, size_t longest)
 {
-    mu_context *c = d->context;
-    size_t n = longest + 1, size = (size_t)mu_group_size(d->group);
+    mu_context *c = g->context;
+    size_t n = longest + 1, size = (size_t)mu_group_size(g);
     char *all = mui_calloc(c, size, n), *own = mui_calloc(c, 1, n);
-    mu_status s = all == NULL || own == NULL ? mui_ddp_desert(d, MU_ERR_NOMEM) : MU_OK;
+    mu_status s = all == NULL || own == NULL ? MU_ERR_NOMEM : MU_OK;
     if (s == MU_OK) {
         memcpy(own, mui_text_get(mine), mine->length);
-        s = mu_all_gather(d->group, own, all, n);
-        s = s < 0 ? mui_ddp_break(d, s) : MU_OK;
+        s = mu_all_gather(g, own, all, n);
     }
     for (size_t r = 1; s == MU_OK && r < size; r++) {
         char zero[300], other[300];
         if (mui_ddp_first_difference(all, all + r * n, zero, other, sizeof(zero))) {
-            s = mui_fail(c, MU_ERR_COMM, "ddp `%s`: the ranks' models differ: rank 0 has %s, rank %zu has %s", d->name,
-                         zero, r, other);
+            s = mui_fail(c, MU_ERR_COMM, "%s: the ranks' %s differ: rank 0 has %s, rank %zu has %s", who, what, zero, r,
+                         other);
         }
     }
     if (s == MU_OK) {
-        s = mui_fail(c, MU_ERR_INTERNAL, "ddp `%s`: descriptions of equal text have different hashes", d->name);
+        s = mui_fail(c, MU_ERR_INTERNAL, "%s: descriptions of equal text have different hashes", who);
     }
     mui_free(c, all);
     mui_free(c, own);
     return s;
 }
 
-mu_status mui_ddp_compare(mu_ddp *d, const mui_text *mine)
+mu_status mui_compare_texts(mu_group *g, const char *who, const char *what, const mui_text *mine)
 {
-    mu_context *c = d->context;
-    size_t size = (size_t)mu_group_size(d->group);
+    mu_context *c = g->context;
+    size_t size = (size_t)mu_group_size(g);
     uint64_t own[2] = {mui_hash_bytes(MUI_HASH_START, mui_text_get(mine), mine->length), mine->length};
     uint64_t *all = mui_calloc(c, size, sizeof(own));
     if (all == NULL) {
-        return mui_ddp_desert(d, MU_ERR_NOMEM);
+        return MU_ERR_NOMEM;
     }
-    mu_status s = mu_all_gather(d->group, own, all, sizeof(own));
+    mu_status s = mu_all_gather(g, own, all, sizeof(own));
     bool equal = true;
     size_t longest = 0;
     for (size_t r = 0; r < size; r++) {
@@ -131,10 +136,18 @@ mu_status mui_ddp_compare(mu_ddp *d, const mui_text *mine)
         longest = all[2 * r + 1] > longest ? (size_t)all[2 * r + 1] : longest;
     }
     mui_free(c, all);
-    if (s < 0) {
-        return mui_ddp_break(d, s);
+    return s < 0 || equal ? s : name_difference(g, who, what, mine, longest);
+}
+
+mu_status mui_ddp_compare(mu_ddp *d, const mui_text *mine)
+{
+    char who[96];
+    snprintf(who, sizeof(who), "ddp `%.80s`", d->name);
+    mu_status s = mui_compare_texts(d->group, who, "models", mine);
+    if (s == MU_ERR_NOMEM) {
+        return mui_ddp_desert(d, s);
     }
-    return equal ? MU_OK : name_difference(d, mine, longest);
+    return s < 0 && d->group->broken != MU_OK ? mui_ddp_break(d, s) : s;
 }
 
 mu_status mui_ddp_spread(mu_ddp *d)

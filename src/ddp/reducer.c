@@ -345,6 +345,25 @@ bool mui_reducer_bad_on(const mui_reducer *r, int64_t i, int rank)
     return mui_mask_has(r->bad + r->bucket_of[i] * r->words, rank);
 }
 
+mu_status mui_reducer_not_finite(const mui_reducer *r, bool error)
+{
+    const char *name = r->slices[r->first_bad].name;
+    char ranks[200] = "";
+    size_t n = 0;
+    for (int k = 0; k < mu_group_size(r->group) && n + 16 < sizeof(ranks); k++) {
+        if (mui_reducer_bad_on(r, r->first_bad, k)) {
+            n += (size_t)snprintf(ranks + n, sizeof(ranks) - n, "%s%d", n > 0 ? ", " : " on rank ", k);
+        }
+    }
+    const char *what = n > 0 ? ranks : " only after summing over ranks (an overflow)";
+    if (error) {
+        return mui_fail(r->context, MU_ERR_STATE, "the gradient of `%s` is not finite%s in %s", name, what, r->text);
+    }
+    mui_log(r->context, mu_group_rank(r->group) == 0 ? MU_LOG_WARN : MU_LOG_INFO,
+            "%s `%s`: step skipped: the gradient of `%s` is not finite%s in %s", r->kind, r->name, name, what, r->text);
+    return MU_SKIPPED;
+}
+
 uint64_t mui_reducer_sequence(const mui_reducer *r)
 {
     return r->sequence;

@@ -17,7 +17,7 @@ typedef struct mui_reducer mui_reducer;
 
 /* Kinds of identities used by this floor; a group's own are below. */
 enum { MUI_KIND_WRAP = 0x1000, MUI_KIND_CHANGE, MUI_KIND_CHECK, MUI_KIND_MEAN, MUI_KIND_WEIGHTED, MUI_KIND_BUFFERS,
-       MUI_KIND_HOOKS, MUI_KIND_BAD };
+       MUI_KIND_HOOKS, MUI_KIND_BAD, MUI_KIND_ALONE };
 
 typedef struct mui_slice {
     const char *name; /* of whoever made the layout; must stay valid */
@@ -92,6 +92,8 @@ int64_t mui_reducer_launched(const mui_reducer *r); /* buckets, in this reductio
 int64_t mui_reducer_first_bad(const mui_reducer *r);
 /* Whether that rank's own part of the slice's bucket was not finite. */
 bool mui_reducer_bad_on(const mui_reducer *r, int64_t i, int rank);
+/* Says so, naming slice and ranks: as an error (MU_ERR_STATE), or in the log (MU_SKIPPED). */
+mu_status mui_reducer_not_finite(const mui_reducer *r, bool error) MU_MUST_USE;
 uint64_t mui_reducer_sequence(const mui_reducer *r); /* of the running or next reduction, from 1 */
 int64_t mui_reducer_total_samples(const mui_reducer *r);
 int mui_reducer_ranks(const mui_reducer *r, int64_t i);         /* how many ranks contributed to slice i */

@@ -90,6 +90,11 @@ void *mui_grad_memory_alloc(void *user, size_t bytes);
 void mui_grad_memory_free(void *user, void *p);
 
 /* -- construct.c: collective ------------------------------------------------------------------------------------ */
+/* Comes back when every rank is there with the same identity. Below 0 the group is broken. */
+mu_status mui_gate(mu_group *g, const mui_identity *id) MU_MUST_USE;
+/* Compares texts of lines on all ranks. MU_ERR_COMM with a group that is not broken: they differ, and all ranks have
+ * named the first difference ("who: the ranks' what differ: ..."). MU_ERR_NOMEM: here alone, others wait. */
+mu_status mui_compare_texts(mu_group *g, const char *who, const char *what, const mui_text *mine) MU_MUST_USE;
 /* Comes back when every rank is at the same kind of call of the same ddp; `text` names it, and what this rank says
  * about itself, to ranks that are elsewhere. */
 mu_status mui_ddp_gate(mu_ddp *d, uint32_t kind, const char *text) MU_MUST_USE;

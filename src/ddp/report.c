@@ -213,24 +213,7 @@ mu_status mui_ddp_judge_absent(mu_ddp *d)
 
 mu_status mui_ddp_not_finite(mu_ddp *d)
 {
-    mu_context *c = d->context;
-    int64_t i = mui_reducer_first_bad(d->reducer);
-    char ranks[200] = "";
-    size_t n = 0;
-    for (int r = 0; r < mu_group_size(d->group) && n + 16 < sizeof(ranks); r++) {
-        if (mui_reducer_bad_on(d->reducer, i, r)) {
-            n += (size_t)snprintf(ranks + n, sizeof(ranks) - n, "%s%d", n > 0 ? ", " : " on rank ", r);
-        }
-    }
-    const char *what = n > 0 ? ranks : " only after summing over ranks (an overflow)";
-    if (d->options.nonfinite == MU_NONFINITE_ERROR) {
-        return mui_fail(c, MU_ERR_STATE, "the gradient of `%s` is not finite%s in %s", d->members[i].name, what,
-                        mui_reducer_text(d->reducer));
-    }
-    mui_log(c, mu_group_rank(d->group) == 0 ? MU_LOG_WARN : MU_LOG_INFO,
-            "ddp `%s`: step skipped: the gradient of `%s` is not finite%s in %s", d->name, d->members[i].name, what,
-            mui_reducer_text(d->reducer));
-    return MU_SKIPPED;
+    return mui_reducer_not_finite(d->reducer, d->options.nonfinite == MU_NONFINITE_ERROR);
 }
 
 /* -- on request ------------------------------------------------------------------------------------------------- */
