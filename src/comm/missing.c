@@ -22,6 +22,11 @@ static void add(char *out, size_t size, size_t *used, const char *between, const
     }
 }
 
+static uint32_t turn_of(const mui_rank_block *b)
+{
+    return mui_board_turn(&b->phase) + mui_board_turn(&b->beacon.work) + mui_board_turn(&b->beacon.place);
+}
+
 /* "step 12 of epoch 3, reduction 200 (ddp `net`), backward, layer3.2.conv2"; how long it has been there is known only
  * when it did not move while this rank waited. */
 static void describe_place(const mui_local *g, int r, char *out, size_t size)
@@ -39,7 +44,7 @@ static void describe_place(const mui_local *g, int r, char *out, size_t size)
     add(out, size, &used, ", ", mui_stage_name(stage));
     add(out, size, &used, ", ", text);
     double still = mui_now() - g->stall.still_since;
-    if (used > 0 && g->stall.rank == r && still >= 0.1) {
+    if (used > 0 && g->stall.still_since > 0 && g->stall.rank == r && g->stall.turn == turn_of(b) && still >= 0.1) {
         snprintf(for_long, sizeof(for_long), "for %.1f s now", still);
         add(out, size, &used, ", ", for_long);
     }
@@ -147,7 +152,7 @@ static void watch(mui_local *g, const mui_call *call)
         return;
     }
     const mui_rank_block *b = mui_block_of(g, r);
-    uint32_t turn = mui_board_turn(&b->phase) + mui_board_turn(&b->beacon.work) + mui_board_turn(&b->beacon.place);
+    uint32_t turn = turn_of(b);
     if (g->stall.rank != r || g->stall.turn != turn || g->stall.still_since == 0) {
         g->stall.rank = r;
         g->stall.turn = turn;
@@ -229,10 +234,11 @@ static void break_for(mui_local *g, int r, mui_lack why)
     char who[WHO_BYTES], what[MUI_IDENTITY_TEXT], lack[LACK_BYTES], text[MUI_BROKEN_BYTES];
     name_rank(g, r, who, sizeof(who));
     name_lack(g, r, why, lack, sizeof(lack));
+    name_call(g, g->first, what);
     if (why == MUI_LACK_DEAD) {
-        snprintf(text, sizeof(text), "%.800s died: its process ended without closing the group%s", who, lack);
+        snprintf(text, sizeof(text), "%.600s died: its process ended without closing the group, while rank %d waits at %s%s",
+                 who, g->base.rank, what, lack);
     } else {
-        name_call(g, g->first, what);
         snprintf(text, sizeof(text), "%.600s closed the group while rank %d waits at %s%s", who, g->base.rank, what, lack);
     }
     (void)mui_local_break(g, MU_ERR_PEER, text);

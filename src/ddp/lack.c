@@ -16,7 +16,14 @@ void mui_reducer_lack(void *user, int rank, uint64_t calls, mui_lack why, char *
         k++;
     }
     out[0] = '\0';
-    if (k == r->bucket_count || r->failed != MU_OK) {
+    if (r->failed != MU_OK) {
+        return;
+    }
+    if (k == r->bucket_count) {
+        if (why != MUI_LACK_LEFT && r->hook == NULL) {
+            snprintf(out, size, "it %s delivered all %lld parameters of reduction %llu, but not done its part in adding them "
+                     "up", why == MUI_LACK_LATE ? "has" : "had", (long long)r->count, (unsigned long long)r->sequence);
+        }
         return;
     }
     if (why == MUI_LACK_LEFT) {

@@ -23,15 +23,16 @@ typedef struct walker {
     journal *journal; /* may be NULL */
     int step;         /* the one now running, from 1 */
     stop_place place;
-    int stop_step, stop_layer;
+    int stop_step, stop_layer; /* in that step, or the first after it that passes there */
     void (*stop)(void *arg); /* what it does there */
     void *arg;
 } walker;
 
 static inline void walker_at(walker *w, stop_place place, int layer)
 {
-    if (w->place == place && w->step == w->stop_step && layer == w->stop_layer) {
+    if (w->place == place && w->step >= w->stop_step && layer == w->stop_layer) {
         w->place = NOWHERE;
+        w->journal = NULL; /* whoever reads it must find what was there now */
         w->stop(w->arg);
     }
 }

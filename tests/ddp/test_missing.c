@@ -184,7 +184,8 @@ static void end_here(mu_group *g, int rank, int size, void *arg)
                                "reduction with loss NULL") != NULL,
               "`%s`", text);
     } else {
-        CHECK(strstr(text, ") died: its process ended without closing the group; it had delivered 0 of 1 buckets of reduction 3; 6 of 6 "
+        CHECK(strstr(text, ") died: its process ended without closing the group, while rank ") != NULL, "`%s`", text);
+        CHECK(strstr(text, " waits at reduction 3 (ddp `Net`); it had delivered 0 of 1 buckets of reduction 3; 6 of 6 "
                            "parameters are missing: layer5.w, ") != NULL,
               "`%s`", text);
     }
