@@ -37,6 +37,7 @@ typedef struct launch {
     bool killed;     /* SIGKILL too */
     double deadline; /* when it is */
     int failed;      /* first rank that failed, -1: none */
+    double words;    /* until when the others may say what they saw of it, before they are sent SIGTERM */
     int failed_status;
     int got_signal;  /* that the launcher itself was sent */
     bool mute[3];    /* nobody reads this output of the launcher any more */

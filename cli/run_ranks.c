@@ -18,6 +18,9 @@
 #include <unistd.h>
 
 #define GRACE_SECONDS 5.0 /* between SIGTERM and SIGKILL */
+/* Between a failure and SIGTERM to the others: whoever waits for the failed rank notices within 0.05 s, and says what it
+ * was doing. */
+#define WORDS_SECONDS 0.3
 
 double run_now(void)
 {
@@ -252,7 +255,7 @@ static rank_process *find_pid(launch *l, pid_t pid)
  * failed because of it. */
 static void reap(launch *l)
 {
-    bool was_stopping = l->stopping;
+    bool known = l->stopping || l->failed >= 0;
     for (;;) {
         siginfo_t info = {0};
         if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) {
@@ -271,14 +274,14 @@ static void reap(launch *l)
         tell_guard(l, -p->pid);
         p->pid = 0;
         run_drain(l, p);
-        if (failed && !was_stopping &&
+        if (failed && !known &&
             (l->failed < 0 || (WIFSIGNALED(status) && !WIFSIGNALED(l->failed_status)))) {
             l->failed = p->rank;
             l->failed_status = status;
         }
     }
-    if (l->failed >= 0) {
-        run_stop_all(l, SIGTERM);
+    if (l->failed >= 0 && !known) {
+        l->words = run_now() + WORDS_SECONDS;
     }
 }
 
@@ -312,8 +315,9 @@ void run_watch(launch *l)
             fds[2 * r + 1] = (struct pollfd){.fd = l->ranks[r].out.fd, .events = POLLIN};
             fds[2 * r + 2] = (struct pollfd){.fd = l->ranks[r].err.fd, .events = POLLIN};
         }
-        double left = l->deadline - run_now();
-        int timeout = !l->stopping || l->killed ? 1000 : left <= 0 ? 0 : (int)(left * 1000) + 1;
+        bool words = l->failed >= 0 && !l->stopping;
+        double left = (words ? l->words : l->deadline) - run_now();
+        int timeout = (!l->stopping && !words) || l->killed ? 1000 : left <= 0 ? 0 : (int)(left * 1000) + 1;
         int n = poll(fds, (nfds_t)l->size * 2 + 1, timeout);
         for (int r = 0; r < l->size && n > 0; r++) {
             rank_process *p = &l->ranks[r];
@@ -325,6 +329,9 @@ void run_watch(launch *l)
             }
         }
         on_signal(l);
+        if (l->failed >= 0 && run_now() >= l->words) {
+            run_stop_all(l, SIGTERM);
+        }
         if (l->stopping && !l->killed && run_now() >= l->deadline) {
             l->killed = true;
             signal_all(l, SIGKILL);

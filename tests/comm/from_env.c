@@ -27,6 +27,9 @@ int main(int argc, char **argv)
     if (strcmp(what, "die") == 0 && mu_group_rank(g) == 1) {
         abort();
     }
+    if (strcmp(what, "leave") == 0 && mu_group_rank(g) == 1) {
+        return mu_context_close(c) == MU_OK ? 0 : 1;
+    }
     if (strcmp(what, "for-ever") == 0) {
         while (mu_barrier(g) == MU_OK) {
         }

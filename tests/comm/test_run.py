@@ -149,6 +149,27 @@ def test_first_failure():
     gone(f"sleep {mark}", 1)
 
 
+def test_last_words():
+    # The others say what they saw of a rank that died before they are ended; that changes nothing about the exit code.
+    for _ in range(5):
+        done = muster("-n", 3, FROM_ENV, "die")
+        assert done.returncode == 134, done
+        lines = done.stderr.splitlines()
+        for r in (0, 2):
+            said = [x for x in lines if x.startswith("[2] " if r == 2 else "") and "rank 1 (pid " in x
+                    and "died: its process ended without closing the group, while rank" in x]
+            assert said, done.stderr
+        assert lines[-1].startswith("muster run: rank 1 was killed by SIGABRT"), lines
+        gone(f"{FROM_ENV} die", 1)
+    # A rank that leaves early in good order is no failure by itself; the others' is, and names it.
+    done = muster("-n", 3, FROM_ENV, "leave")
+    assert done.returncode == 1 and "muster run: rank " in done.stderr.splitlines()[-1], done
+    assert re.search(r"rank 1 \(pid \d+, after \d+ calls\) closed the group while rank [02] waits at a barrier", done.stderr)
+    # What a rank does because of another's failure is not taken for the cause.
+    done = muster("-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then exit 7; fi; sleep 0.1; kill -SEGV $$")
+    assert done.returncode == 7, done
+
+
 def test_stubborn_ranks_are_killed():
     mark = unique()
     begin = time.monotonic()
@@ -280,6 +301,24 @@ def test_contradicting_environments():
             assert n in done.stderr, (env, done.stderr)
     done = program(RANK=1, WORLD_SIZE=2, MASTER_PORT=29513, MUSTER_TIMEOUT=0.3)
     assert done.returncode == 3 and done.stderr.startswith("timeout: ") and "rank 0 never came" in done.stderr, done
+
+
+def test_contradicting_ranks():
+    # Each rank's variables make sense; together they do not.
+    port = 29514
+    for one, other, says in [
+            ({"RANK": 0, "WORLD_SIZE": 2}, {"RANK": 1, "WORLD_SIZE": 3}, r"rank 0 \(pid \d+\) is one of 2 ranks, rank 1 "
+             r"\(pid \d+\) one of 3"),
+            ({"RANK": 0, "WORLD_SIZE": 3}, {"RANK": 1, "WORLD_SIZE": 2}, r"rank 0 \(pid \d+\) is one of 3 ranks, rank 1 "
+             r"\(pid \d+\) one of 2")]:
+        port += 1
+        began = time.monotonic()
+        both = [subprocess.Popen([FROM_ENV], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                 env=environment(MASTER_ADDR="localhost", MASTER_PORT=port, **e)) for e in (one, other)]
+        for p in both:
+            err = p.communicate(timeout=60)[1]
+            assert p.returncode == 3 and re.search(says, err), (one, other, err)
+        assert time.monotonic() - began < 5
 
 
 def test_torchrun():
