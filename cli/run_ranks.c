@@ -18,8 +18,8 @@
 #include <unistd.h>
 
 #define GRACE_SECONDS 5.0 /* between SIGTERM and SIGKILL */
-/* Between a failure and SIGTERM to the others: whoever waits for the failed rank notices within 0.05 s, and says what it
- * was doing. */
+/* Between a failure and SIGTERM to the others: whoever waits for the failed rank notices within 0.05 s, and says what
+ * it was doing. */
 #define WORDS_SECONDS 0.3
 
 double run_now(void)

@@ -2,9 +2,9 @@
  *
  * "Collective": every rank of the group must call it, in the same order with matching arguments. Ranks that contradict
  * each other get the same MU_ERR_COMM on all ranks, naming both sides; when a rank dies or does not come within the
- * timeout, the others get MU_ERR_PEER or MU_ERR_TIMEOUT naming it. After an error a group is broken: every later
- * collective on it returns the same error at once. Results are bit-identical on all ranks: elements are reduced in
- * rank order. */
+ * timeout, the others get MU_ERR_PEER or MU_ERR_TIMEOUT naming it and what it was last seen doing. After an error a
+ * group is broken: every later collective on it returns the same error at once. Results are bit-identical on all ranks:
+ * elements are reduced in rank order. */
 #ifndef MUSTER_GROUP_H
 #define MUSTER_GROUP_H
 
@@ -25,7 +25,7 @@ typedef struct mu_shard {
 
 typedef struct mu_group_options {
     double timeout_seconds; /* of every wait; 0: MUSTER_TIMEOUT if set, else 600 */
-    double warn_seconds;    /* a wait this long is logged once, naming who is missing; 0: 10 */
+    double warn_seconds;    /* a wait this long is logged once, naming who is missing, and so is its end; 0: 10 */
     size_t arena_bytes;     /* shared memory each rank may use, reserved but not touched; 0: a quarter of RAM */
 } mu_group_options;
 
@@ -54,8 +54,8 @@ MU_API const char *mu_group_kind(const mu_group *g); /* "self", "threads", "shm"
 /* Not collective: tells the others that this rank cannot go on; they get MU_ERR_PEER with reason. Closing a context
  * that has an error does the same. */
 MU_API void mu_group_abort(mu_group *g, const char *reason);
-/* For messages about a rank that does not come: what this rank is doing now, e.g. "step 12, forward, layer1.0".
- * Copied; cheap. */
+/* For messages about a rank that does not come: what this rank is doing now, e.g. "step 12 of epoch 3". Copied; cheap.
+ * The reduction, forward or backward and the module are known anyway, and are added to it. */
 MU_API void mu_group_set_phase(mu_group *g, const char *phase);
 
 /* Memory that all ranks can reach: collectives on it copy nothing. Collective: all ranks ask for the same size.

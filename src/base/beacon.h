@@ -1,5 +1,5 @@
-/* What a rank is doing: written as it works, read by ranks that wait for it, also while it is being written or after its
- * writer was killed half way. Not for: news that others must not miss (comm posts those). */
+/* What a rank is doing: written as it works, read by ranks that wait for it, also while it is being written or after
+ * its writer was killed half way. Not for: news that others must not miss (comm posts those). */
 #ifndef MUI_BEACON_H
 #define MUI_BEACON_H
 

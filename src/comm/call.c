@@ -271,7 +271,8 @@ mui_call *mui_call_start(mui_local *g, const mui_call_spec *spec)
     }
     g->last = call;
     (void)mui_local_progress(g);
-    /* Progress stops at the first call that others are late for; what this rank has brought is to be seen all the same. */
+    /* Progress stops at the first call that others are late for; what this rank has brought is to be seen all the
+     * same. */
     if (call->state == MUI_QUEUED && g->posted == call->base.number && slot_is_free(g)) {
         post(g, call);
     }

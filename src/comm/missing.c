@@ -12,7 +12,7 @@
 #define WHO_BYTES (3 * MUI_BOARD_BYTES + LACK_BYTES + 200)
 #define MOST_NAMED 2 /* late ranks that are described; others are counted */
 
-/* -- names ------------------------------------------------------------------------------------------------------- */
+/* -- names --------------------------------------------------------------------------------------------------------- */
 static void add(char *out, size_t size, size_t *used, const char *between, const char *text)
 {
     if (text[0] != '\0' && *used + 1 < size) {
@@ -64,8 +64,8 @@ static void name_rank(const mui_local *g, int r, char *out, size_t size)
     }
     describe_place(g, r, place, sizeof(place));
     uint64_t calls = __atomic_load_n(&b->calls, __ATOMIC_RELAXED);
-    snprintf(out, size, "rank %d (%safter %" PRIu64 " calls%s%s)", r, pid, calls, place[0] != '\0' ? ", last seen: " : "",
-             place);
+    snprintf(out, size, "rank %d (%safter %" PRIu64 " calls%s%s)", r, pid, calls,
+             place[0] != '\0' ? ", last seen: " : "", place);
 }
 
 /* What it has not brought, as "; it has not delivered ..." or nothing. */
@@ -115,7 +115,7 @@ static void name_call(const mui_local *g, const mui_call *call, char out[MUI_IDE
     }
 }
 
-/* -- late ranks -------------------------------------------------------------------------------------------------- */
+/* -- late ranks ---------------------------------------------------------------------------------------------------- */
 /* "rank 1", "ranks 1, 2" */
 static void list_missing(const mui_local *g, const mui_call *call, char *out, size_t size)
 {
@@ -184,7 +184,7 @@ static bool look_at_clock(mui_local *g, double since)
     return true;
 }
 
-/* -- looking around ---------------------------------------------------------------------------------------------- */
+/* -- looking around ------------------------------------------------------------------------------------------------ */
 /* Marks ranks whose process has ended; false: none. */
 static bool find_ended(const mui_local *g, bool ended[MUI_MAX_RANKS])
 {
@@ -236,10 +236,12 @@ static void break_for(mui_local *g, int r, mui_lack why)
     name_lack(g, r, why, lack, sizeof(lack));
     name_call(g, g->first, what);
     if (why == MUI_LACK_DEAD) {
-        snprintf(text, sizeof(text), "%.600s died: its process ended without closing the group, while rank %d waits at %s%s",
-                 who, g->base.rank, what, lack);
+        snprintf(text, sizeof(text),
+                 "%.600s died: its process ended without closing the group, while rank %d waits at %s%s", who,
+                 g->base.rank, what, lack);
     } else {
-        snprintf(text, sizeof(text), "%.600s closed the group while rank %d waits at %s%s", who, g->base.rank, what, lack);
+        snprintf(text, sizeof(text), "%.600s closed the group while rank %d waits at %s%s", who, g->base.rank, what,
+                 lack);
     }
     (void)mui_local_break(g, MU_ERR_PEER, text);
 }
@@ -247,7 +249,8 @@ static void break_for(mui_local *g, int r, mui_lack why)
 bool mui_look_around(mui_local *g, double since)
 {
     g->last_look = mui_now();
-    /* What these find happened before now; so did all that those ranks had posted, hence the progress before judging. */
+    /* What these find happened before now; so did all that those ranks had posted, hence the progress before judging.
+     */
     bool aborted = __atomic_load_n(&g->region.control->abort_state, __ATOMIC_ACQUIRE) == 2;
     bool ended[MUI_MAX_RANKS], any = find_ended(g, ended);
     if (mui_local_progress(g) || g->first == NULL) {

@@ -35,7 +35,8 @@ void mui_call_describe(const mui_slot *s, char *out, size_t size)
 static bool same(const mui_slot *a, const mui_slot *b)
 {
     return a->call == b->call && a->identified == b->identified && a->kind == b->kind && a->sequence == b->sequence &&
-           a->hash == b->hash && a->steps == b->steps && a->updates == b->updates && a->count == b->count && a->type == b->type && a->op == b->op && a->root == b->root;
+           a->hash == b->hash && a->steps == b->steps && a->updates == b->updates && a->count == b->count &&
+           a->type == b->type && a->op == b->op && a->root == b->root;
 }
 
 /* "; like rank 3: 4, 5": who agrees with slot s of rank r. */

@@ -34,11 +34,21 @@ mu_status mui_ddp_gate(mu_ddp *d, uint32_t kind, const char *text)
     return s < 0 ? mui_ddp_break(d, s) : MU_OK;
 }
 
-static bool add_buffer(void *user, const char *name, mu_tensor *value, mu_parameter *p)
+/* Whether a parameter's full name is this name, seen from a module above it. */
+static bool is_its_name(const mu_parameter *p, const char *name)
+{
+    size_t n = strlen(name), whole = strlen(p->name);
+    return n <= whole && strcmp(p->name + whole - n, name) == 0 && (n == whole || p->name[whole - n - 1] == '.');
+}
+
+/* Buffers, and the other names of tied parameters. */
+static bool add_state(void *user, const char *name, mu_tensor *value, mu_parameter *p)
 {
     char dims[MUI_DIMS_TEXT];
     if (p == NULL) {
         mui_text_add(user, "buffer `%s` %s %s\n", name, mui_dims_text(value->dims, dims), mu_dtype_name(value->dtype));
+    } else if (!is_its_name(p, name)) {
+        mui_text_add(user, "parameter `%s`, tied to `%s`\n", name, p->name);
     }
     return true;
 }
@@ -62,7 +72,7 @@ mu_status mui_ddp_describe(mu_ddp *d, mui_store *s, mui_text *out)
                          mui_layout_name(p->value.layout));
         }
     }
-    mu_status status = mu_module_each_state(d->root, add_buffer, out);
+    mu_status status = mu_module_each_state(d->root, add_state, out);
     return status != MU_OK ? status : out->failed ? MU_ERR_NOMEM : MU_OK;
 }
 

@@ -1,5 +1,5 @@
-/* What a rank has not delivered, for warnings and errors about it: follows from how many collectives it has started, since
- * buckets go out in one order on all ranks. */
+/* What a rank has not delivered, for warnings and errors about it: follows from how many collectives it has started,
+ * since buckets go out in one order on all ranks. */
 #include "ddp/reducer_state.h"
 
 #include <stdio.h>
@@ -21,8 +21,10 @@ void mui_reducer_lack(void *user, int rank, uint64_t calls, mui_lack why, char *
     }
     if (k == r->bucket_count) {
         if (why != MUI_LACK_LEFT && r->hook == NULL) {
-            snprintf(out, size, "it %s delivered all %lld parameters of reduction %llu, but not done its part in adding them "
-                     "up", why == MUI_LACK_LATE ? "has" : "had", (long long)r->count, (unsigned long long)r->sequence);
+            snprintf(out, size,
+                     "it %s delivered all %lld parameters of reduction %llu, but not done its part in adding them "
+                     "up",
+                     why == MUI_LACK_LATE ? "has" : "had", (long long)r->count, (unsigned long long)r->sequence);
         }
         return;
     }

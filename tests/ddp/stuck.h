@@ -24,7 +24,7 @@ typedef struct walker {
     int step;         /* the one now running, from 1 */
     stop_place place;
     int stop_step, stop_layer; /* in that step, or the first after it that passes there */
-    void (*stop)(void *arg); /* what it does there */
+    void (*stop)(void *arg);   /* what it does there */
     void *arg;
 } walker;
 

@@ -39,7 +39,7 @@ typedef struct round_plan {
     board *board;
 } round_plan;
 
-/* -- what ranks do -------------------------------------------------------------------------------------------------- */
+/* -- what ranks do ------------------------------------------------------------------------------------------------- */
 typedef struct trainer {
     const round_plan *p;
     mu_context *c;
@@ -68,7 +68,7 @@ static mu_status mixed_step(trainer *r)
     case 0: s = mu_ddp_backward_weighted(r->d, r->t, loss, 1 + r->rank); break;
     case 1:
         s = (int)(draw / 7 % (uint64_t)r->p->size) == r->rank ? mu_ddp_abandon(r->d, "a bad batch")
-                                                                : mu_ddp_backward(r->d, r->t, loss);
+                                                              : mu_ddp_backward(r->d, r->t, loss);
         break;
     case 2: s = mu_backward(r->t, loss); break; /* goes into the next reduction */
     case 3: s = mu_ddp_backward(r->d, r->t, r->rank == 0 ? NULL : loss); break;
@@ -127,7 +127,10 @@ static void train(mu_group *g, int rank, int size, void *arg)
     (void)size;
     r.w.journal = &b->journals[rank];
     if (rank == p->victim && p->kind == ASLEEP) {
-        r.w = (walker){.journal = r.w.journal, .place = p->place, .stop_step = p->odd_step, .stop_layer = p->layer,
+        r.w = (walker){.journal = r.w.journal,
+                       .place = p->place,
+                       .stop_step = p->odd_step,
+                       .stop_layer = p->layer,
                        .stop = oversleep};
     }
     r.net = net_new(r.c, &r.w);
@@ -156,7 +159,7 @@ static void train(mu_group *g, int rank, int size, void *arg)
     b->ended[rank] = mui_now();
 }
 
-/* -- what is left behind -------------------------------------------------------------------------------------------- */
+/* -- what is left behind ------------------------------------------------------------------------------------------- */
 /* Files whose name has one of the two in it: other programs may come and go. */
 static int count_files(const char *folder, const char *part, const char *other)
 {
@@ -186,7 +189,7 @@ static int count_lines(const char *file, const char *what)
     return n;
 }
 
-/* -- a round -------------------------------------------------------------------------------------------------------- */
+/* -- a round ------------------------------------------------------------------------------------------------------- */
 typedef struct figures {
     int rounds, with_lacks, checked;
     double took[4096]; /* seconds of each survivor */
@@ -230,10 +233,13 @@ static bool check_lacks(const round_plan *p, const char *text)
     if (strncmp(said, "it had delivered all ", 21) == 0) {
         const journal *j = &p->board->journals[p->victim];
         int count = 0, delivered = 0;
-        CHECK(sscanf(said, "it had delivered all %d parameters of reduction %d", &count, &delivered) == 2 && count == LAYERS,
+        CHECK(sscanf(said, "it had delivered all %d parameters of reduction %d", &count, &delivered) == 2 &&
+                  count == LAYERS,
               "`%s`", text);
-        CHECK(p->work != PLAIN || (j->reduction == delivered && j->layers == LAYERS), "round %d: in reduction %d, %d "
-              "layers, `%s`", p->number, j->reduction, j->layers, text);
+        CHECK(p->work != PLAIN || (j->reduction == delivered && j->layers == LAYERS),
+              "round %d: in reduction %d, %d "
+              "layers, `%s`",
+              p->number, j->reduction, j->layers, text);
         return p->work == PLAIN;
     }
     CHECK(sscanf(said, "it had delivered %d of %d buckets of reduction %d; %d of %d parameters are missing:", &had, &of,
@@ -251,7 +257,8 @@ static bool check_lacks(const round_plan *p, const char *text)
     }
     const journal *j = &p->board->journals[p->victim];
     if (running != j->reduction) { /* it was still in the one before, or on its way to this one */
-        CHECK(had == 0 && running == j->reduction + 1, "round %d: in reduction %d, `%s`", p->number, j->reduction, text);
+        CHECK(had == 0 && running == j->reduction + 1, "round %d: in reduction %d, `%s`", p->number, j->reduction,
+              text);
         return true;
     }
     /* Having entered the backward of n layers, it has delivered those before, and perhaps this one. */
@@ -267,8 +274,9 @@ static void check_survivor(const round_plan *p, int r, const char *first)
     const char *text = b->text[r];
     char who[32];
     snprintf(who, sizeof(who), "%srank %d ", late ? "missing " : "", p->victim);
-    CHECK(b->ended[r] > 0 && b->status[r] == (late ? MU_ERR_TIMEOUT : MU_ERR_PEER), "round %d (%s, %s), rank %d: %d `%s`",
-          p->number, kind_names[p->kind], work_names[p->work], r, b->status[r], text);
+    CHECK(b->ended[r] > 0 && b->status[r] == (late ? MU_ERR_TIMEOUT : MU_ERR_PEER),
+          "round %d (%s, %s), rank %d: %d `%s`", p->number, kind_names[p->kind], work_names[p->work], r, b->status[r],
+          text);
     CHECK(strstr(text, who) != NULL, "round %d (%s, %s): `%s` does not name %s", p->number, kind_names[p->kind],
           work_names[p->work], text, who);
     CHECK(p->kind == FAILED ? strstr(text, "failed: the disk is gone") != NULL : strstr(text, "last seen: ") != NULL,
@@ -353,7 +361,8 @@ static void run_round(int number, figures *all)
     f->with_lacks += lacks;
     f->checked += checked;
     if (getenv("MUSTER_TEST_VERBOSE") != NULL) {
-        printf("round %d (%s, %s, %d ranks): %s\n", number, kind_names[p.kind], work_names[p.work], p.size, b->text[first]);
+        printf("round %d (%s, %s, %d ranks): %s\n", number, kind_names[p.kind], work_names[p.work], p.size,
+               b->text[first]);
     }
     if (p.kind == ASLEEP) { /* awake again, it learns that it was given up */
         CHECK(b->status[p.victim] == MU_ERR_TIMEOUT && strcmp(b->text[p.victim], b->text[first]) == 0,
@@ -385,9 +394,10 @@ static void the_others_end_and_say_why(void **state)
             continue;
         }
         qsort(f->took, (size_t)f->count, sizeof(double), by_size);
-        printf("%4d rounds, %-14s: the others ended after %.3f s (median), %.3f s (worst); %d said what was delivered, %d of them "
-               "checked against what it wrote down\n", f->rounds, kind_names[k], f->took[f->count / 2], f->took[f->count - 1], f->with_lacks,
-               f->checked);
+        printf("%4d rounds, %-14s: the others ended after %.3f s (median), %.3f s (worst); %d said what was delivered, "
+               "%d of them "
+               "checked against what it wrote down\n",
+               f->rounds, kind_names[k], f->took[f->count / 2], f->took[f->count - 1], f->with_lacks, f->checked);
         CHECK(f->took[f->count - 1] < 10, "%s: too long", kind_names[k]);
         with_lacks += f->with_lacks;
         checked += f->checked;

@@ -11,18 +11,33 @@ typedef struct stop_case {
 } stop_case;
 
 static const stop_case stop_cases[] = {
-    {"forward", IN_FORWARD, 2, true,
-     {"after reduction 1 (ddp `Net`), forward, layer2, for 0.", "it had delivered 0 of 6 buckets of reduction 2; 6 of 6 parameters are missing: "
+    {"forward",
+     IN_FORWARD,
+     2,
+     true,
+     {"after reduction 1 (ddp `Net`), forward, layer2, for 0.",
+      "it had delivered 0 of 6 buckets of reduction 2; 6 of 6 parameters are missing: "
       "layer5.w, layer4.w, layer3.w, layer2.w, layer1.w and 1 more"}},
-    {"backward", IN_BACKWARD, 2, true,
+    {"backward",
+     IN_BACKWARD,
+     2,
+     true,
      {"last seen: reduction 2 (ddp `Net`), backward, layer2",
       "it had delivered 3 of 6 buckets of reduction 2; 3 of 6 parameters are missing: layer2.w, layer1.w, layer0.w"}},
-    {"backward, one bucket", IN_BACKWARD, 2, false,
+    {"backward, one bucket",
+     IN_BACKWARD,
+     2,
+     false,
      {"last seen: reduction 2 (ddp `Net`), backward, layer2",
-      "it had delivered 0 of 1 buckets of reduction 2; 6 of 6 parameters are missing: layer5.w, layer4.w, layer3.w, layer2.w, layer1.w "
+      "it had delivered 0 of 1 buckets of reduction 2; 6 of 6 parameters are missing: layer5.w, layer4.w, layer3.w, "
+      "layer2.w, layer1.w "
       "and 1 more"}},
     {"between steps", BEFORE_FORWARD, 0, true, {"last seen: after reduction 1 (ddp `Net`)", "6 of 6 parameters"}},
-    {"the last parameter", IN_BACKWARD, 0, true, {"it had delivered 5 of 6 buckets of reduction 2; 1 of 6 parameters are missing: layer0.w"}},
+    {"the last parameter",
+     IN_BACKWARD,
+     0,
+     true,
+     {"it had delivered 5 of 6 buckets of reduction 2; 1 of 6 parameters are missing: layer0.w"}},
 };
 
 static void stay_away(void *arg)
@@ -112,10 +127,13 @@ static void come_late(mu_group *g, int rank, int size, void *arg)
     if (rank != 1) {
         double late = 0;
         CHECK(h.count == 2, "%d warnings: `%s` `%s` `%s`", h.count, h.text[0], h.text[1], h.text[2]);
-        CHECK(strncmp(h.text[0], "waiting for ", 12) == 0 && strstr(h.text[0], "missing rank 1 (") != NULL &&
-                  strstr(h.text[0], "reduction 2 (ddp `Net`), backward, layer3") != NULL &&
-                  strstr(h.text[0], "; it has delivered 2 of 6 buckets of reduction 2; 4 of 6 parameters are missing: layer3.w, ") != NULL,
-              "`%s`", h.text[0]);
+        CHECK(
+            strncmp(h.text[0], "waiting for ", 12) == 0 && strstr(h.text[0], "missing rank 1 (") != NULL &&
+                strstr(h.text[0], "reduction 2 (ddp `Net`), backward, layer3") != NULL &&
+                strstr(h.text[0],
+                       "; it has delivered 2 of 6 buckets of reduction 2; 4 of 6 parameters are missing: layer3.w, ") !=
+                    NULL,
+            "`%s`", h.text[0]);
         CHECK(sscanf(h.text[1], "rank 1 came after %lf s", &late) == 1 && late > 0.5 && late < 5, "`%s`", h.text[1]);
     }
     CHECK(size == 2 || h.count <= 2, "%d", h.count);
@@ -154,12 +172,8 @@ static void end_here(mu_group *g, int rank, int size, void *arg)
             case RETURNS: return;
             case FAILS: mui_fail(c, MU_ERR_IO, "the disk is gone"); return;
             case EXITS: exit(0);
-            case ABORTS:
-                signal(SIGABRT, SIG_DFL);
-                abort();
-            default:
-                signal(SIGSEGV, SIG_DFL);
-                raise(SIGSEGV);
+            case ABORTS: signal(SIGABRT, SIG_DFL); abort();
+            default: signal(SIGSEGV, SIG_DFL); raise(SIGSEGV);
             }
         }
         s = mu_ddp_backward(d, t, net_loss(t, net, &w, rank));
@@ -179,7 +193,8 @@ static void end_here(mu_group *g, int rank, int size, void *arg)
     if (k->ending == RETURNS) {
         int waiting = -1;
         const char *closed = strstr(text, "closed the group while rank ");
-        CHECK(closed != NULL && sscanf(closed, "closed the group while rank %d", &waiting) == 1 && waiting != k->victim &&
+        CHECK(closed != NULL && sscanf(closed, "closed the group while rank %d", &waiting) == 1 &&
+                  waiting != k->victim &&
                   strstr(text, " waits at reduction 3 (ddp `Net`); a rank that has no batch left takes part in a "
                                "reduction with loss NULL") != NULL,
               "`%s`", text);
@@ -269,8 +284,9 @@ static void step_oddly(mu_group *g, int rank, int size, void *arg)
                          [FORGETS_A_STEP] = {5, "after 4 and 3 optimiser steps"}};
     const char *text = mu_context_message(c);
     if (odd == LEAVES_OUT_ONE) { /* the same as if its data had been other data: it is missed at the end */
-        CHECK(rank == size - 1 ? s == MU_OK
-                               : s == MU_ERR_PEER && strstr(text, "last seen: after reduction 5 (ddp `Net`)) closed") != NULL,
+        CHECK(rank == size - 1
+                  ? s == MU_OK
+                  : s == MU_ERR_PEER && strstr(text, "last seen: after reduction 5 (ddp `Net`)) closed") != NULL,
               "%d %s", (int)s, text);
         return;
     }
@@ -294,6 +310,62 @@ static void optimiser_steps_are_part_of_the_identity(void **state)
     }
 }
 
+/* -- ranks that are somewhere else --------------------------------------------------------------------------------- */
+typedef enum elsewhere { ONE_BEHIND, AT_A_BARRIER, AT_ITS_OWN_SUM, AT_A_WRAP, NO_WRAP, ELSEWHERE } elsewhere;
+
+static void be_elsewhere(mu_group *g, int rank, int size, void *arg)
+{
+    elsewhere where = *(elsewhere *)arg;
+    mu_context *c = g->context;
+    bool here = rank == size - 1;
+    walker wg = {0}, wd = {0};
+    mu_module *gen = net_new(c, &wg), *dis = net_new(c, &wd);
+    mu_tape *t = mu_tape_new(c, NULL);
+    mu_ddp *a = mu_ddp_wrap(gen, g, &(mu_ddp_options){.name = "G"});
+    mu_status s = a != NULL ? mu_ddp_backward(a, t, net_loss(t, gen, &wg, rank)) : mu_context_status(c);
+    double begin = mui_now();
+    if (here && where == NO_WRAP) {
+        s = mu_ddp_backward(a, t, net_loss(t, gen, &wg, rank));
+    } else if (where == NO_WRAP || !here || where == ONE_BEHIND) {
+        mu_ddp *b = mu_ddp_wrap(dis, g, &(mu_ddp_options){.name = "D"});
+        s = b != NULL ? MU_OK : mu_context_status(c);
+        for (int step = 0; step < 2 && s == MU_OK; step++) { /* D, then G; the odd one leaves out a D */
+            s = here && step == 0 ? MU_OK : mu_ddp_backward(b, t, net_loss(t, dis, &wd, rank));
+            s = s == MU_OK ? mu_ddp_backward(a, t, net_loss(t, gen, &wg, rank)) : s;
+        }
+    } else if (where == AT_A_BARRIER) {
+        s = mu_barrier(g);
+    } else if (where == AT_ITS_OWN_SUM) {
+        float x = 1;
+        s = mu_all_reduce(g, &x, 1, MU_F32, MU_SUM);
+    } else {
+        s = mu_ddp_wrap(dis, g, &(mu_ddp_options){.name = "E"}) != NULL ? MU_OK : mu_context_status(c);
+    }
+    static const char *const says[ELSEWHERE][2] = {
+        {"rank 0 is at reduction 1 (ddp `D`), rank ", " at reduction 2 (ddp `G`)"},
+        {"rank 0 is at mu_ddp_wrap (ddp `D`), rank ", " at a barrier"},
+        {"rank 0 is at mu_ddp_wrap (ddp `D`), rank ", " at an all-reduce (sum) of 1 float32"},
+        {"rank 0 is at mu_ddp_wrap (ddp `D`), rank ", " at mu_ddp_wrap (ddp `E`)"},
+        {"rank 0 is at mu_ddp_wrap (ddp `D`), rank ", " at reduction 2 (ddp `G`)"}};
+    char want[160];
+    snprintf(want, sizeof(want), "%s%d%s", says[where][0], size - 1, says[where][1]);
+    CHECK(s == MU_ERR_COMM && strstr(mu_context_message(c), want) != NULL, "%d: `%s` is not in `%s`", (int)s, want,
+          mu_context_message(c));
+    CHECK(mui_now() - begin < 5, "took %g s", mui_now() - begin);
+}
+
+static void ranks_at_different_calls_say_both(void **state)
+{
+    (void)state;
+    for (int i = 0; i < ELSEWHERE; i++) {
+        for (int size = 2; size <= 3; size++) {
+            elsewhere where = (elsewhere)i;
+            assert_int_equal(run_threads(size, be_elsewhere, &where, NULL, false), 0);
+            assert_int_equal(run_processes(size, be_elsewhere, &where, NULL, false), 0);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -301,6 +373,7 @@ int main(void)
         cmocka_unit_test(a_late_rank_is_told_twice),
         cmocka_unit_test(a_rank_that_ends_is_named),
         cmocka_unit_test(optimiser_steps_are_part_of_the_identity),
+        cmocka_unit_test(ranks_at_different_calls_say_both),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
