@@ -1,6 +1,7 @@
 /* Sequence locks over short texts, and the context's way to them. */
 #include "base/beacon.h"
 
+#include <sched.h>
 #include <string.h>
 
 void mui_board_write(mui_board *b, uint32_t stage, const char *text)
@@ -21,7 +22,10 @@ void mui_board_write(mui_board *b, uint32_t stage, const char *text)
 
 void mui_board_read(const mui_board *b, uint32_t *stage, char out[MUI_BOARD_BYTES])
 {
-    for (int tries = 0; tries < 100; tries++) {
+    for (int tries = 0; tries < 1000; tries++) {
+        if (tries > 50) {
+            sched_yield(); /* the writer may have been put off in the middle */
+        }
         uint32_t before = __atomic_load_n(&b->turn, __ATOMIC_ACQUIRE);
         uint32_t where = __atomic_load_n(&b->stage, __ATOMIC_ACQUIRE);
         for (size_t i = 0; i < MUI_BOARD_BYTES / 8; i++) {

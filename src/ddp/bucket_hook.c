@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/rng.h"
 #include "ddp/reducer_state.h"
+#include "base/beacon.h"
 #include "ddp/replica.h"
 
 #include <stdio.h>
@@ -80,6 +81,7 @@ static mu_status agree(mui_reducer *r, uint32_t kind, const char *what, int64_t 
     mui_identity *id = &r->identity;
     id->kind = kind;
     id->sequence = r->sequence;
+    id->steps = id->updates = 0;
     id->hash = mui_hash_string(mui_hash_u64(r->layout_hash, r->id), r->name);
     snprintf(id->text, sizeof(id->text), "%s of %.150s", what, r->text);
     mu_request *q = mui_all_reduce_start(r->group, word, 1, MU_I64, op, id);
@@ -108,6 +110,10 @@ mu_status mui_reducer_run_hook(mui_reducer *r)
     }
     for (int64_t k = 0; k < r->bucket_count; k++) {
         mu_bucket b = view(r, k);
+        char text[MUI_IDENTITY_TEXT + 64];
+        snprintf(text, sizeof(text), "%s, in it at bucket %lld of %lld", r->text, (long long)k + 1,
+                 (long long)r->bucket_count);
+        mui_work(r->context, text);
         r->in_hook = true;
         mu_status s = r->hook(r->hook_user, &b);
         r->in_hook = false;

@@ -417,13 +417,14 @@ mu_status mu_reducer_finish(mu_reducer *r)
         mui_reducer_ready(r->core, k, false); /* those that did not come */
     }
     mui_reducer_launch_rest(r->core);
-    mui_work(c, "waiting for the others' gradients");
+    char text[MUI_IDENTITY_TEXT + 48];
+    snprintf(text, sizeof(text), "%s, waiting for the others' gradients", mui_reducer_text(r->core));
+    mui_work(c, text);
     mu_status s = mui_reducer_wait(r->core);
     r->report.wait_seconds = mui_now() - local;
     s = conclude(r, s, came);
     r->running = false;
     r->report.seconds = mui_now() - r->began;
-    char text[MUI_IDENTITY_TEXT];
     snprintf(text, sizeof(text), "after %.150s", mui_reducer_text(r->core));
     mui_work(c, text);
     mui_aside_restore(c, &failure);

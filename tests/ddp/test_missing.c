@@ -1,6 +1,8 @@
 /* Ranks that stop at a known place: what the others say about them. And ranks that differ in what they have done. */
 #include "stuck.h"
 
+#include <muster/hooks.h>
+
 /* -- ranks that stop ----------------------------------------------------------------------------------------------- */
 typedef struct stop_case {
     const char *name;
@@ -87,6 +89,68 @@ static void a_rank_that_stops_is_found_where_it_is(void **state)
         assert_int_equal(run_threads(2 + (int)i % 2, stop_there, (void *)&stop_cases[i], &o, false), 0);
     }
     assert_int_equal(run_processes(3, stop_there, (void *)&stop_cases[1], &o, false), 0);
+}
+
+/* A loader that gets nothing, and a hook that does not return. */
+typedef struct slow_source {
+    bool slow;
+} slow_source;
+
+static mu_status slow_get(void *user, int64_t i, float *x, int64_t *label)
+{
+    const slow_source *s = user;
+    *x = (float)i;
+    *label = 0;
+    if (s->slow && i == 1) {
+        sleep_for(1.0);
+    }
+    return MU_OK;
+}
+
+static mu_status slow_hook(void *user, mu_bucket *bucket)
+{
+    if (*(bool *)user && bucket->reduction == 2 && bucket->index == 1) {
+        sleep_for(1.0);
+    }
+    return mu_bucket_all_reduce(bucket);
+}
+
+static void wait_for_data_or_a_hook(mu_group *g, int rank, int size, void *arg)
+{
+    bool hook = *(bool *)arg, slow = rank == 1;
+    mu_context *c = g->context;
+    walker w = {0};
+    slow_source source = {slow && !hook};
+    (void)size;
+    mu_module *net = net_new(c, &w);
+    mu_ddp *d = mu_ddp_wrap(net, g, &(mu_ddp_options){.bucket_bytes = 1, .first_bucket_bytes = 1});
+    bool slow_in_hook = slow && hook;
+    CHECK(!hook || mu_ddp_set_hook(d, "slow", slow_hook, &slow_in_hook) == MU_OK, "%s", mu_context_message(c));
+    mu_dataset *data = mu_dataset_new(
+        c, &(mu_dataset_source){.count = 4, .dims = MU_DIMS(1), .classes = 1, .get = slow_get, .user = &source});
+    mu_loader *l = mu_loader_open(data, &(mu_loader_options){.batch = 1});
+    mu_tape *t = mu_tape_new(c, NULL);
+    mu_batch b;
+    mu_status s = mu_loader_rewind(l, 0, 0);
+    while (s == MU_OK && mu_loader_next(l, t, &b)) {
+        s = mu_ddp_backward(d, t, net_loss(t, net, &w, rank));
+        s = s == MU_OK ? mu_module_zero_grad(net) : s;
+    }
+    const char *text = mu_context_message(c);
+    CHECK(s == MU_ERR_TIMEOUT && strstr(text, "missing rank 1 (") != NULL, "%d %s", (int)s, text);
+    CHECK(strstr(text, hook ? "last seen: reduction 2 (ddp `Net`), hook `slow`, in it at bucket 2 of 6, for 0."
+                            : ", waiting for its loader, for 0.") != NULL,
+          "%s", text);
+}
+
+static void loaders_and_hooks_are_places_too(void **state)
+{
+    (void)state;
+    const mu_group_options o = {.timeout_seconds = 0.4, .arena_bytes = 1 << 20};
+    for (int i = 0; i < 2; i++) {
+        bool hook = i == 1;
+        assert_int_equal(run_threads(2, wait_for_data_or_a_hook, &hook, &o, false), 0);
+    }
 }
 
 /* -- ranks that come late ------------------------------------------------------------------------------------------ */
@@ -370,6 +434,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_that_stops_is_found_where_it_is),
+        cmocka_unit_test(loaders_and_hooks_are_places_too),
         cmocka_unit_test(a_late_rank_is_told_twice),
         cmocka_unit_test(a_rank_that_ends_is_named),
         cmocka_unit_test(optimiser_steps_are_part_of_the_identity),

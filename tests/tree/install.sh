@@ -35,7 +35,7 @@ config="pkg-config --define-prefix"
 for example in "$source"/examples/*.c; do
     name=$(basename "$example" .c)
     cc -std=c11 -Wall -Wextra -Werror $($config --cflags muster) "$example" -o "$work/$name.shared" \
-        $($config --libs muster) -Wl,-rpath,"$here/$libdir"
+        $($config --libs muster) -lm -Wl,-rpath,"$here/$libdir"
     cc -std=c11 $($config --static --cflags muster) "$example" -o "$work/$name.static" \
         $($config --static --libs muster | sed 's/-lmuster\b/-l:libmuster.a/')
 done
