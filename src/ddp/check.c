@@ -134,6 +134,9 @@ mu_status mu_ddp_check(mu_ddp *d)
     if (s == MU_OK) {
         s = compare_items(d);
     }
+    if (s == MU_OK) {
+        mui_ddp_count_anew(d);
+    }
     mui_ddp_work(d, NULL);
     mui_aside_restore(d->context, &aside);
     return aside.status != MU_OK ? aside.status : s;

@@ -143,7 +143,7 @@ mu_status mui_ddp_not_finite(mu_ddp *d) MU_MUST_USE;
 /* What it does in the running reduction; NULL: that reduction is over. */
 void mui_ddp_work(mu_ddp *d, const char *what);
 
-/* Replicas have been made equal: optimiser steps, which all ranks must have taken alike, are counted from here. */
+/* Replicas are equal, made so or compared: optimiser steps, which all ranks must take alike, are counted from here. */
 void mui_ddp_count_anew(mu_ddp *d);
 
 /* -- failure ---------------------------------------------------------------------------------------------------- */

@@ -429,6 +429,9 @@ mu_status mui_plan_apply(mui_plan *p)
         if (p->items[i].take) {
             s = mui_tensor_set_raw(t, p->staging + p->items[i].offset,
                                    (size_t)mui_dims_elements(t->dims) * mu_dtype_bytes(t->dtype));
+            if (t->parameter != NULL) {
+                t->parameter->updates = 0; /* whoever loads is where the file is, not where its optimiser has been */
+            }
         }
     }
     return s;

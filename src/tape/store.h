@@ -37,7 +37,7 @@ struct mu_parameter {
     mu_tensor value;         /* context-lifetime; data inside the value slab once the store is built */
     mu_tensor grad_view;     /* same, inside the gradient slab */
     bool frozen;
-    uint64_t updates;        /* by optimisers, since it was made or wrapped: the same on all ranks that reduce it */
+    uint64_t updates;        /* by optimisers, since it was made, wrapped, loaded or compared: the same on all ranks */
     mui_grad_state grad_state;
     int64_t reads;           /* reads among the nodes that reach the loss, counted by marking */
     int64_t reads_left;      /* not yet retired by backward; the gradient is complete at 0 */

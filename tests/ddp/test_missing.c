@@ -361,6 +361,88 @@ static void step_oddly(mu_group *g, int rank, int size, void *arg)
     CHECK(size == 2 || strstr(text, "; like rank 0: 1") != NULL, "%s", text);
 }
 
+/* Ranks that share the optimiser's work and tell each other the values have equal replicas, if different counts: they
+ * say so with a check. A checkpoint that all load makes them equal as well. */
+static void step_in_turns(mu_group *g, int rank, int size, void *arg)
+{
+    bool checks = *(bool *)arg;
+    mu_context *c = g->context;
+    walker w = {0};
+    mu_module *net = net_new(c, &w);
+    mu_ddp *d = mu_ddp_wrap(net, g, NULL);
+    mu_optimizer *o[LAYERS];
+    mu_tape *t = mu_tape_new(c, NULL);
+    mu_status s = MU_OK;
+    for (int i = 0; i < LAYERS; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "layer%d", i);
+        o[i] = mu_sgd(mu_module_get(net, name), 0.01F, NULL);
+    }
+    for (int step = 0; step < 3 && s == MU_OK; step++) {
+        s = mu_ddp_backward(d, t, net_loss(t, net, &w, rank));
+        for (int i = 0; i < LAYERS && s == MU_OK; i++) {
+            char name[32];
+            float x[RIG_MOST];
+            snprintf(name, sizeof(name), "layer%d.w", i);
+            mu_tensor *v = mu_parameter_tensor(mu_module_get_parameter(net, name));
+            s = i % size == rank || i == 0 ? mu_optimizer_step(o[i]) : MU_OK;
+            s = s == MU_OK ? mu_tensor_read(v, x, 7 + i) : s;
+            s = s == MU_OK ? mu_broadcast(g, x, (size_t)(7 + i) * sizeof(float), i % size) : s;
+            s = s == MU_OK ? mu_tensor_write(v, x, 7 + i) : s;
+        }
+        s = s == MU_OK ? mu_module_zero_grad(net) : s;
+        s = s == MU_OK && checks ? mu_ddp_check(d) : s;
+    }
+    if (checks) {
+        CHECK(s == MU_OK, "%d %s", (int)s, mu_context_message(c));
+    } else {
+        CHECK(s == MU_ERR_COMM && strstr(mu_context_message(c), ", but after optimiser steps that updated ") != NULL,
+              "%d %s", (int)s, mu_context_message(c));
+    }
+}
+
+static void load_in_between(mu_group *g, int rank, int size, void *arg)
+{
+    const char *path = arg;
+    mu_context *c = g->context;
+    walker w = {0};
+    mu_module *net = net_new(c, &w);
+    mu_ddp *d = mu_ddp_wrap(net, g, NULL);
+    mu_optimizer *o = mu_sgd(net, 0.01F, NULL);
+    mu_tape *t = mu_tape_new(c, NULL);
+    mu_status s = rank == 0 ? mu_save(net, path, NULL) : MU_OK;
+    s = s == MU_OK ? mu_barrier(g) : s;
+    s = s == MU_OK ? mu_ddp_backward(d, t, net_loss(t, net, &w, rank)) : s;
+    mu_optimizer_keep_grad(o, true);
+    for (int k = 0; k <= rank && s == MU_OK; k++) { /* different steps, all thrown away by loading */
+        s = mu_optimizer_step(o);
+    }
+    mu_optimizer_keep_grad(o, false);
+    s = s == MU_OK ? mu_load(net, path, NULL, NULL) : s;
+    for (int step = 0; step < 2 && s == MU_OK; step++) {
+        s = mu_module_zero_grad(net);
+        s = s == MU_OK ? mu_ddp_backward(d, t, net_loss(t, net, &w, rank)) : s;
+        s = s == MU_OK ? mu_optimizer_step(o) : s;
+    }
+    CHECK(s == MU_OK && mu_ddp_check(d) == MU_OK, "%d %s", (int)s, mu_context_message(c));
+    (void)size;
+}
+
+static void equal_replicas_are_counted_anew(void **state)
+{
+    (void)state;
+    char path[64];
+    snprintf(path, sizeof(path), "/tmp/muster-missing-%d.pth", (int)getpid());
+    for (int size = 2; size <= 3; size++) {
+        for (int checks = 0; checks < 2; checks++) {
+            bool b = checks;
+            assert_int_equal(run_threads(size, step_in_turns, &b, NULL, checks), 0);
+        }
+        assert_int_equal(run_threads(size, load_in_between, path, NULL, true), 0);
+    }
+    unlink(path);
+}
+
 static void optimiser_steps_are_part_of_the_identity(void **state)
 {
     (void)state;
@@ -438,6 +520,7 @@ int main(void)
         cmocka_unit_test(a_late_rank_is_told_twice),
         cmocka_unit_test(a_rank_that_ends_is_named),
         cmocka_unit_test(optimiser_steps_are_part_of_the_identity),
+        cmocka_unit_test(equal_replicas_are_counted_anew),
         cmocka_unit_test(ranks_at_different_calls_say_both),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
