@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """A run stopped half way and resumed equals the unbroken run bit for bit: weights, running statistics, optimiser
-state. test_resume.py RANKS [CASE]"""
+state. And runs of which a rank is killed. test_resume.py RANKS [CASE]"""
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,49 @@ def interrupted(w, ranks):
     print(f"SIGTERM, {ranks} rank(s), after step {step}: exit 143, and the resumed run is the same")
 
 
+def rank_pids(launcher):
+    """rank: pid of the processes below the launcher."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
+                parent = int(f.read().rsplit(")", 1)[1].split()[1])
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                env = dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)
+        except (OSError, ValueError):
+            continue
+        if parent == launcher and b"RANK" in env:
+            found[int(env[b"RANK"])] = int(pid)
+    return found
+
+
+def killed(w, ranks):
+    """SIGKILL to one rank: the others say what it was doing, the exit code tells, and nobody stays."""
+    args = [MUSTER, "train", "--model", "resnet20", "--data", w.data, "--batch", "16", "--epochs", "400", "--ranks",
+            str(ranks), "--eval-every", "0", "--checkpoint", "killed.ckpt"]
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    places = []
+    for victim in range(ranks):
+        if os.path.exists(w.path_of("killed.ckpt")):
+            os.remove(w.path_of("killed.ckpt"))
+        p = subprocess.Popen(args, cwd=w.cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        deadline = time.monotonic() + 60
+        while not os.path.exists(w.path_of("killed.ckpt")) and time.monotonic() < deadline and p.poll() is None:
+            time.sleep(0.05)
+        pids = rank_pids(p.pid)
+        assert sorted(pids) == list(range(ranks)), pids
+        time.sleep(0.1 * (victim + 1))
+        os.kill(pids[victim], signal.SIGKILL)
+        _, err = p.communicate(timeout=60)
+        assert p.returncode == 137, f"exit {p.returncode}\n{err}"
+        assert err.splitlines()[-1].endswith(f"rank {victim} was killed by SIGKILL"), err
+        said = re.findall(rf"rank {victim} \(pid {pids[victim]}, after \d+ calls, last seen: (.*)\) died: ", err)
+        assert len(said) == ranks - 1 and len(set(said)) == 1 and "reduction" in said[0], err
+        places.append(said[0])
+        assert not [pid for pid in pids.values() if os.path.exists(f"/proc/{pid}")], pids
+    print("\n".join(places))
+
+
 def refused(w):
     """A run that is not the same run is refused, naming the first difference; softer ones are said."""
     base = ["train", "--model", "cnn", "--data", w.data, "--batch", 16, "--epochs", 2]
@@ -82,6 +126,8 @@ def main():
             refused(w)
         elif case == "interrupted":
             interrupted(w, ranks)
+        elif case == "killed":
+            killed(w, ranks)
         else:
             compare(w, ranks, case, CASES[case])
 
