@@ -15,9 +15,12 @@ typedef struct mui_identity {
     uint64_t hash;                /* layout and arguments */
     /* How often optimisers have changed what is reduced: their steps, and the updates of single parameters in them. Who
      * has made more or fewer of them than others has another replica. */
-    uint64_t steps, updates;
+    uint64_t steps, updates; /* MUI_STEPS_LOADED and the steps since, where a file was loaded after the wrap */
     char text[MUI_IDENTITY_TEXT]; /* for people: "reduction 17 (ddp `D`)" */
 } mui_identity;
+
+/* Far above any number of steps: a rank that alone has loaded a file has another replica, also before its first step. */
+#define MUI_STEPS_LOADED ((uint64_t)1 << 40)
 
 /* Kinds at and above this are abandonments: every rank then completes with MU_SKIPPED, data untouched, and
  * mui_group_skip_text names the rank and its text. They never mismatch with a kind below. */

@@ -13,9 +13,7 @@ static void describe_plain(const mui_slot *s, char *out, size_t size)
     case MUI_ALL_REDUCE: snprintf(out, size, "an all-reduce (%s) of %" PRIu64 " %s", op, s->count, type); return;
     case MUI_BROADCAST: snprintf(out, size, "a broadcast of %" PRIu64 " bytes from rank %d", s->count, s->root); return;
     case MUI_ALL_GATHER: snprintf(out, size, "an all-gather of %" PRIu64 " bytes", s->count); return;
-    case MUI_REDUCE_SCATTER:
-        snprintf(out, size, "a reduce-scatter (%s) to %" PRIu64 " %s", op, s->count, type);
-        return;
+    case MUI_REDUCE_SCATTER: snprintf(out, size, "a reduce-scatter (%s) to %" PRIu64 " %s", op, s->count, type); return;
     case MUI_BARRIER: snprintf(out, size, "a barrier"); return;
     case MUI_ALLOC: snprintf(out, size, "mu_group_alloc of %" PRIu64 " bytes", s->count); return;
     case MUI_FREE: snprintf(out, size, "mu_group_free of the memory at offset %" PRIu64, s->count); return;
@@ -53,6 +51,11 @@ static void add_company(const mui_local *g, uint64_t number, int r, char *out, s
     }
 }
 
+static const char *since(const mui_slot *s)
+{
+    return s->steps >= MUI_STEPS_LOADED ? " since it loaded a file" : "";
+}
+
 /* The text is for people; where it is the same on both sides, say in what they differ. */
 static void explain(const mui_local *g, uint64_t number, int other, char text[MUI_BROKEN_BYTES])
 {
@@ -62,10 +65,19 @@ static void explain(const mui_local *g, uint64_t number, int other, char text[MU
     mui_call_describe(b, right, sizeof(right));
     bool reducing = a->identified && b->identified && a->kind == b->kind;
     if (reducing && a->steps != b->steps) {
-        snprintf(why, sizeof(why), ", but after %" PRIu64 " and %" PRIu64 " optimiser steps", a->steps, b->steps);
+        if (a->steps / MUI_STEPS_LOADED == b->steps / MUI_STEPS_LOADED) {
+            snprintf(why, sizeof(why), ", but after %" PRIu64 " and %" PRIu64 " optimiser steps",
+                     a->steps % MUI_STEPS_LOADED, b->steps % MUI_STEPS_LOADED);
+        } else {
+            snprintf(why, sizeof(why), ", but after %" PRIu64 " optimiser steps%s and %" PRIu64 "%s",
+                     a->steps % MUI_STEPS_LOADED, since(a), b->steps % MUI_STEPS_LOADED, since(b));
+        }
+    } else if (reducing && a->updates / MUI_STEPS_LOADED != b->updates / MUI_STEPS_LOADED) {
+        snprintf(why, sizeof(why), ", but after loading %" PRIu64 " and %" PRIu64 " parameters from files",
+                 a->updates / MUI_STEPS_LOADED, b->updates / MUI_STEPS_LOADED);
     } else if (reducing && a->updates != b->updates) {
         snprintf(why, sizeof(why), ", but after optimiser steps that updated %" PRIu64 " and %" PRIu64 " parameters",
-                 a->updates, b->updates);
+                 a->updates % MUI_STEPS_LOADED, b->updates % MUI_STEPS_LOADED);
     } else if (strcmp(left, right) == 0) {
         if (a->sequence != b->sequence) {
             snprintf(why, sizeof(why), ", but by sequence numbers %" PRIu64 " and %" PRIu64, a->sequence, b->sequence);

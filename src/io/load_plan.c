@@ -1,6 +1,7 @@
 /* Planning and doing a load. */
 #include "io/load_plan.h"
 #include "base/alloc.h"
+#include "comm/group.h"
 #include "io/agree.h"
 #include "io/load_convert.h"
 
@@ -430,7 +431,8 @@ mu_status mui_plan_apply(mui_plan *p)
             s = mui_tensor_set_raw(t, p->staging + p->items[i].offset,
                                    (size_t)mui_dims_elements(t->dims) * mu_dtype_bytes(t->dtype));
             if (t->parameter != NULL) {
-                t->parameter->updates = 0; /* whoever loads is where the file is, not where its optimiser has been */
+                /* Whoever loads is where the file is, however often, not where its optimiser has been. */
+                t->parameter->updates = MUI_STEPS_LOADED;
             }
         }
     }
