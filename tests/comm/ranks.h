@@ -16,7 +16,12 @@
 #include <time.h>
 #include <unistd.h>
 
-static int failures; /* of this process; atomic */
+/* Of this process; atomic. */
+#ifdef TEST_MANY_FILES
+extern int failures; /* the file with main has it */
+#else
+static int failures;
+#endif
 
 #define CHECK(condition, ...)                                                                                          \
     do {                                                                                                               \
