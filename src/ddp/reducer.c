@@ -55,6 +55,9 @@ static void free_layout(mui_reducer *r)
 void mui_reducer_free(mui_reducer *r)
 {
     if (r != NULL) {
+        if (r->group->lack_user == r) { /* freed in the middle of a reduction, on the way out of a failed program */
+            r->group->lack = NULL;
+        }
         free_layout(r);
         mui_free(r->context, r->name);
         mui_free(r->context, r->hook_name);
