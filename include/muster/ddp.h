@@ -15,9 +15,11 @@ extern "C" {
 typedef struct mu_ddp mu_ddp;
 
 typedef enum mu_absent_policy {
-    MU_ABSENT_DEFAULT = 0, /* one warning the first time a set of parameters is absent on every rank */
+    MU_ABSENT_DEFAULT = 0, /* one warning on rank 0 when a parameter is first left out: absent on every rank from one
+                            * optimiser step to the next. Told when the next reduction begins, or at mu_ddp_free */
     MU_ABSENT_QUIET,
-    MU_ABSENT_ERROR        /* MU_ERR_STATE on all ranks, naming parameters and reasons */
+    MU_ABSENT_ERROR,       /* in each reduction by itself: MU_ERR_STATE on all ranks, naming parameters and reasons */
+    MU_ABSENT_ERROR_ANY    /* the same already where one rank lacks a parameter, as PyTorch's default does */
 } mu_absent_policy;
 
 /* What a reduction does about gradients that are not finite (NaN or infinite) on some rank, or whose sum is not. */
@@ -80,6 +82,8 @@ typedef struct mu_absent {
     const char *name;     /* of the parameter */
     mu_absence here;      /* why it is absent on this rank; MU_PRESENT if only others lack it */
     int ranks_present;    /* how many ranks contributed */
+    uint64_t ranks;       /* which of the first 64, a bit each */
+    int64_t index;        /* as in mu_ddp_parameter */
     const char *op;         /* the operation that read it, or NULL */
     const char *module;     /* path of the module in which it was read, or NULL */
     const char *end_op;     /* not reached: the last operation of the dead path; detached: what cut it; else NULL */
@@ -87,19 +91,68 @@ typedef struct mu_absent {
     const char *region;     /* detached in a no-grad region: its name ("" when it has none); else NULL */
 } mu_absent;
 
+/* Seconds. */
+typedef struct mu_ddp_times {
+    double forward;       /* from the tape's first operation (or the last reduction's end, if later) to the call */
+    double backward;      /* of this rank alone */
+    double communication; /* from the launch of the first bucket until the last one was reduced */
+    double overlapped;    /* the part of communication during this rank's backward */
+    double exposed;       /* waiting after this rank's backward */
+} mu_ddp_times;
+
 typedef struct mu_ddp_report {
+    const char *name, *group; /* of the ddp; the group's kind */
+    int rank, ranks;
     uint64_t reductions;      /* finished so far, skipped ones not counted */
+    uint64_t skipped;         /* reductions that every rank skipped */
+    const char *skip_reason;  /* of the last one: the rank and why; "" */
+    int64_t parameters, frozen; /* trainable ones, and others */
+    int64_t bytes;            /* that a rank brings to one reduction, gradients and what travels with them */
     int buckets;
+    bool rebuilt;             /* they follow the order in which gradients became ready */
     int buckets_early;        /* of the last reduction: launched before local backward had finished */
     const mu_absent *absent;  /* of the last reduction, parameters that at least one rank lacked; frozen ones not */
     int64_t absent_count;
     double backward_seconds;  /* of the last reduction: all of it */
     double wait_seconds;      /* of it, after local backward had finished: exposed communication */
+    mu_ddp_times last, average; /* of the last reduction, and over all of them */
+    double overlap;           /* of the last reduction: overlapped / communication, 0 to 1 */
+    int last_rank;            /* whose last bucket came last in the last reduction; the same on all ranks */
+    double last_rank_seconds; /* how long after that of the rank before it */
 } mu_ddp_report;
 /* Local. Valid until the next call on d. */
 MU_API mu_ddp_report mu_ddp_get_report(mu_ddp *d);
-/* The same as text; as snprintf. */
+
+/* Participation, over all reductions since the parameter was there in this tree. */
+typedef struct mu_ddp_parameter {
+    const char *name;
+    int64_t index;       /* PyTorch's: its place among trainable parameters in registration order; -1: frozen */
+    int64_t bytes;
+    int64_t bucket;      /* -1: frozen */
+    int64_t ready;       /* its place in the ready order of the last reduction on this rank; -1: it did not come */
+    uint64_t reductions; /* that could have had it */
+    uint64_t here;       /* to which this rank contributed a gradient of it */
+    uint64_t anywhere;   /* to which some rank did; 0: it never received a gradient */
+    uint64_t ranks;      /* that contributed in the last reduction, of the first 64, a bit each */
+    uint64_t ranks_ever; /* that ever did */
+} mu_ddp_parameter;
+/* Local; in registration order, frozen ones among them. Valid until the next call on d; NULL (and *count 0) if there is
+ * no memory. */
+MU_API const mu_ddp_parameter *mu_ddp_report_parameters(mu_ddp *d, int64_t *count);
+
+typedef struct mu_ddp_bucket {
+    int64_t bytes;         /* gradients, and what travels with them */
+    int64_t parameters;
+    /* Of the last reduction, in seconds since the call: gradients complete on this rank, launched, and seen here to be
+     * reduced. All 0 before the first reduction with this plan. */
+    double ready, launched, reduced;
+} mu_ddp_bucket;
+/* Local; in launch order. Valid until the next call on d. */
+MU_API const mu_ddp_bucket *mu_ddp_report_buckets(mu_ddp *d, int64_t *count);
+
+/* All of it as text, and as JSON (docs/report.md is its schema); as snprintf. */
 MU_API size_t mu_ddp_print_report(mu_ddp *d, char *out, size_t size);
+MU_API size_t mu_ddp_report_json(mu_ddp *d, char *out, size_t size);
 
 #ifdef __cplusplus
 }

@@ -83,6 +83,7 @@ static void post(mui_local *g, mui_call *call)
     s->steps = call->identified ? call->identity.steps : 0;
     s->updates = call->identified ? call->identity.updates : 0;
     s->kind = call->identified ? call->identity.kind : 0;
+    s->posted_at = mui_now();
     s->count = call->spec.count;
     s->offset = mui_call_offset(g, call);
     s->root = call->spec.root;
@@ -287,6 +288,8 @@ static mu_status report(mui_local *g, mui_call *call)
     } else if (s == MU_SKIPPED) {
         memcpy(g->base.skip_text, call->skip_text, sizeof(call->skip_text));
     }
+    g->base.last_rank = call->last_rank;
+    g->base.last_seconds = call->last_seconds;
     call->next = g->free_calls;
     g->free_calls = call;
     return s;

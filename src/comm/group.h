@@ -69,6 +69,8 @@ struct mu_group {
     mui_lack_fn lack;             /* of whoever has collectives running, or NULL */
     void *lack_user;
     char skip_text[MUI_IDENTITY_TEXT + 32];
+    int last_rank;                /* of the request reported last: who came to it last, */
+    double last_seconds;          /* and how long after the rank before it */
 };
 
 /* First member of every transport's request. */

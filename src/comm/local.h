@@ -52,6 +52,8 @@ typedef struct mui_call {
     uint64_t stage, stages;    /* steps done by this rank, steps in all */
     bool direct;               /* no staging: peers reach the data itself */
     double polled;             /* when a test first found it undone; 0: not yet */
+    int last_rank;             /* whoever posted last, and by how much: see mu_group */
+    double last_seconds;
     char skip_text[MUI_IDENTITY_TEXT + 32];
 } mui_call;
 

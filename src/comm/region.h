@@ -24,6 +24,7 @@ typedef struct mui_slot {
      * readers; seq_cst against `sleeping`), loaded with acquire. */
     _Alignas(64) uint64_t posted;
     uint64_t sequence, hash, steps, updates; /* of the identity */
+    double posted_at; /* seconds of the machine's monotonic clock, which all ranks share */
     uint64_t count;
     uint64_t offset;         /* of the data in the poster's arena, or MUI_OUTSIDE */
     uint32_t kind;

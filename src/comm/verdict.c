@@ -100,11 +100,29 @@ static void explain(const mui_local *g, uint64_t number, int other, char text[MU
              right, why, with_left, with_right);
 }
 
+/* All ranks read the same times of one clock, so they agree on who came last. */
+static void note_last(const mui_local *g, mui_call *call)
+{
+    double last = -1, before = -1;
+    for (int r = 0; r < g->base.size; r++) {
+        double at = mui_slot_of(g, r, call->base.number)->posted_at;
+        if (at > last) {
+            before = last;
+            last = at;
+            call->last_rank = r;
+        } else if (at > before) {
+            before = at;
+        }
+    }
+    call->last_seconds = before >= 0 ? last - before : 0;
+}
+
 mu_status mui_call_verdict(const mui_local *g, mui_call *call, char text[MUI_BROKEN_BYTES])
 {
     const mui_slot *zero = mui_slot_of(g, 0, call->base.number);
     int odd = 0, abandoned = -1;
     bool all_identified = true;
+    note_last(g, call);
     for (int r = 0; r < g->base.size; r++) {
         const mui_slot *s = mui_slot_of(g, r, call->base.number);
         if (odd == 0 && !same(zero, s)) {

@@ -90,6 +90,7 @@ static void ddp_destroy(void *object)
 void mu_ddp_free(mu_ddp *d)
 {
     if (d != NULL) {
+        mui_ddp_warn_absent(d);
         mui_context_disown(d->context, d);
         ddp_destroy(d);
     }
@@ -120,7 +121,7 @@ static mu_status set_up(mu_ddp *d, const mu_ddp_options *o)
     if (d->options.check_every < 0) {
         return mui_fail(c, MU_ERR_ARG, "mu_ddp_wrap: check_every is %d, and must not be negative", o->check_every);
     }
-    if ((unsigned)d->options.absent > MU_ABSENT_ERROR || (unsigned)d->options.nonfinite > MU_NONFINITE_ERROR) {
+    if ((unsigned)d->options.absent > MU_ABSENT_ERROR_ANY || (unsigned)d->options.nonfinite > MU_NONFINITE_ERROR) {
         return mui_fail(c, MU_ERR_ARG, "mu_ddp_wrap: absent is %d and nonfinite %d: one of mu_absent_policy and of "
                         "mu_nonfinite_policy were expected", (int)o->absent, (int)o->nonfinite);
     }

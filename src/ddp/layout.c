@@ -23,10 +23,21 @@ static void free_members(mu_context *c, mui_member *members, int64_t count)
     mui_free(c, members);
 }
 
+static void free_list(mu_context *c, mui_listed *list, int64_t count)
+{
+    for (int64_t i = 0; list != NULL && i < count; i++) {
+        mui_free(c, list[i].name);
+    }
+    mui_free(c, list);
+}
+
 void mui_ddp_free_layout(mu_ddp *d)
 {
     mu_context *c = d->context;
     free_members(c, d->members, d->member_count);
+    free_list(c, d->listed, d->listed_count);
+    d->listed = NULL;
+    d->listed_count = 0;
     mui_free(c, d->slice_of);
     mui_free(c, d->frozen);
     mui_free(c, d->slice_states);
@@ -35,6 +46,10 @@ void mui_ddp_free_layout(mu_ddp *d)
     mui_free(c, d->counter_values);
     mui_free(c, d->buffer_copy);
     mui_free(c, d->absent);
+    mui_free(c, d->report_parameters);
+    mui_free(c, d->report_buckets);
+    d->report_parameters = NULL;
+    d->report_buckets = NULL;
     d->members = NULL;
     d->slice_of = NULL;
     d->frozen = d->slice_states = NULL;
@@ -142,6 +157,7 @@ static mu_status make_members(mu_ddp *d, mui_store *s, const plan *p)
             memset(old, 0, sizeof(*old));
         } else {
             members[i].parameter = s->parameters[at];
+            members[i].since = d->reductions;
             members[i].name = mui_strdup(c, s->parameters[at]->name);
             status = members[i].name != NULL ? MU_OK : MU_ERR_NOMEM;
         }
@@ -161,6 +177,30 @@ static mu_status make_members(mu_ddp *d, mui_store *s, const plan *p)
     d->frozen = frozen;
     d->parameter_count = s->count;
     return MU_OK;
+}
+
+static mu_status make_list(mu_ddp *d, const mui_store *s)
+{
+    mui_source *source = (mui_source *)d->root;
+    mui_listed *list = mui_calloc(d->context, (size_t)s->count + 1, sizeof(*list));
+    mu_status status = list != NULL ? MU_OK : MU_ERR_NOMEM;
+    for (int64_t i = 0; status == MU_OK && i < s->count; i++) {
+        const mu_parameter *p = s->parameters[i];
+        list[i].inside = source->contains(source, p);
+        list[i].bytes = mui_dims_elements(p->value.dims) * (int64_t)sizeof(float);
+        if (list[i].inside && p->frozen) {
+            list[i].name = mui_strdup(d->context, p->name);
+            status = list[i].name != NULL ? MU_OK : MU_ERR_NOMEM;
+        }
+    }
+    free_list(d->context, status == MU_OK ? d->listed : list, status == MU_OK ? d->listed_count : s->count);
+    if (status == MU_OK) {
+        d->listed = list;
+        d->listed_count = s->count;
+        mui_free(d->context, d->report_parameters);
+        d->report_parameters = NULL;
+    }
+    return status;
 }
 
 static bool add_counter(void *user, const char *name, mu_tensor *value, mu_parameter *p)
@@ -249,6 +289,9 @@ mu_status mui_ddp_lay_out(mu_ddp *d, mui_store *s, const int64_t *ready)
     }
     if (status == MU_OK) {
         status = make_members(d, s, &p);
+    }
+    if (status == MU_OK) {
+        status = make_list(d, s);
     }
     if (status == MU_OK && d->store != s) {
         status = make_rest(d, s);
@@ -418,6 +461,7 @@ mu_status mui_ddp_plan(mu_ddp *d)
     if (status < 0) {
         status = mui_ddp_break(d, status);
     } else {
+        mui_ddp_note_ready(d);
         status = same ? MU_OK : mui_ddp_lay_out(d, d->store, order);
         d->planned = status == MU_OK;
     }

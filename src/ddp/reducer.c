@@ -1,6 +1,7 @@
 /* Buckets, their launch in fixed order, and what their tails say. */
 #include "ddp/reducer_state.h"
 #include "base/alloc.h"
+#include "base/os.h"
 #include "base/rng.h"
 
 #include <stdio.h>
@@ -46,6 +47,7 @@ static void free_layout(mui_reducer *r)
     mui_free(c, r->pending);
     mui_free(c, r->requests);
     mui_free(c, r->numbers);
+    mui_free(c, r->times);
     mui_free(c, r->masks);
     mui_free(c, r->bad);
     mui_free(c, r->ready_order);
@@ -104,13 +106,15 @@ mu_status mui_reducer_layout(mui_reducer *r, const mui_slice *slices, int64_t co
     next.pending = mui_calloc(c, b, sizeof(*next.pending));
     next.requests = mui_calloc(c, b, sizeof(*next.requests));
     next.numbers = mui_calloc(c, b, sizeof(*next.numbers));
+    next.times = mui_calloc(c, b, sizeof(*next.times));
     next.masks = mui_calloc(c, n * (size_t)r->words, sizeof(*next.masks));
     next.bad = mui_calloc(c, b * (size_t)r->words, sizeof(*next.bad));
     next.ready_order = mui_calloc(c, n, sizeof(*next.ready_order));
     next.views = mui_calloc(c, most, sizeof(*next.views));
     if (next.slices == NULL || next.buckets == NULL || next.bucket_of == NULL || next.states == NULL ||
         next.seen == NULL || next.pending == NULL || next.requests == NULL || next.masks == NULL ||
-        next.ready_order == NULL || next.bad == NULL || next.views == NULL || next.numbers == NULL) {
+        next.ready_order == NULL || next.bad == NULL || next.views == NULL || next.numbers == NULL ||
+        next.times == NULL) {
         free_layout(&next);
         return MU_ERR_NOMEM;
     }
@@ -152,6 +156,9 @@ static void launch_next(mui_reducer *r)
 {
     int64_t k = r->launched++;
     const mui_slice_bucket *b = &r->buckets[k];
+    mui_bucket_times *at = &r->times[k];
+    at->launched = mui_now();
+    at->ready = at->ready > 0 ? at->ready : at->launched;
     if (r->failed != MU_OK) {
         return;
     }
@@ -194,6 +201,8 @@ static void launch_complete(mui_reducer *r)
 /* One request reported: MU_SKIPPED marks the reduction, an error fails it. */
 static void note_result(mui_reducer *r, mu_status s)
 {
+    r->last_rank = r->group->last_rank; /* of the request that has just been reported */
+    r->last_seconds = r->group->last_seconds;
     if (s == MU_SKIPPED) {
         if (!r->skipped) {
             snprintf(r->skip_text, sizeof(r->skip_text), "%s", mui_group_skip_text(r->group));
@@ -212,6 +221,7 @@ static void make_progress(mui_reducer *r)
         if (s == MU_OK && !done) {
             return;
         }
+        r->times[r->completed].reduced = mui_now();
         r->requests[r->completed++] = NULL;
         note_result(r, s);
     }
@@ -229,6 +239,7 @@ void mui_reducer_begin(mui_reducer *r, const mui_reduction *how, const uint8_t *
     r->ready_count = 0;
     r->total_samples = 0;
     r->first_bad = -1;
+    memset(r->times, 0, (size_t)r->bucket_count * sizeof(*r->times));
     memset(r->pending, 0, (size_t)r->bucket_count * sizeof(*r->pending));
     if (r->count > 0) {
         memset(r->seen, 0, (size_t)r->count);
@@ -254,6 +265,7 @@ void mui_reducer_ready(mui_reducer *r, int64_t i, bool contributes)
         r->ready_order[r->ready_count++] = i;
     }
     if (--r->pending[r->bucket_of[i]] == 0) {
+        r->times[r->bucket_of[i]].ready = mui_now();
         launch_complete(r);
     }
     make_progress(r);
@@ -307,6 +319,7 @@ mu_status mui_reducer_wait(mui_reducer *r)
         if (q != NULL) {
             r->requests[r->completed] = NULL;
             note_result(r, mu_request_wait(q));
+            r->times[r->completed].reduced = mui_now();
         }
     }
     mu_status s = r->failed != MU_OK ? r->failed : r->skipped ? MU_SKIPPED : finish(r);
@@ -331,6 +344,22 @@ mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, m
         mui_reducer_start_failed(r);
     }
     return q;
+}
+
+const mui_slice_bucket *mui_reducer_buckets(const mui_reducer *r)
+{
+    return r->buckets;
+}
+
+const mui_bucket_times *mui_reducer_times(const mui_reducer *r)
+{
+    return r->times;
+}
+
+int mui_reducer_last_rank(const mui_reducer *r, double *seconds)
+{
+    *seconds = r->last_seconds;
+    return r->last_rank;
 }
 
 int64_t mui_reducer_launched(const mui_reducer *r)

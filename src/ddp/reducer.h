@@ -87,6 +87,17 @@ mu_status mui_reducer_wait(mui_reducer *r) MU_MUST_USE;
 /* Starts an identified all-reduce in the same reduction, after launch_rest: buffers. */
 mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, mu_dtype type, mu_reduce_op op);
 
+/* When a bucket's slices were complete here, when it was launched, and when this rank noticed that it was reduced;
+ * seconds of mui_now, of the last reduction. */
+typedef struct mui_bucket_times {
+    double ready, launched, reduced;
+} mui_bucket_times;
+/* As laid out. */
+const mui_slice_bucket *mui_reducer_buckets(const mui_reducer *r);
+const mui_bucket_times *mui_reducer_times(const mui_reducer *r); /* one for each bucket */
+/* Who came last to the last bucket of the last reduction, and how long after the rank before it. */
+int mui_reducer_last_rank(const mui_reducer *r, double *seconds);
+
 int64_t mui_reducer_launched(const mui_reducer *r); /* buckets, in this reduction so far */
 /* First slice that is not finite after a reduction with `look`, -1 if none; the same on all ranks. */
 int64_t mui_reducer_first_bad(const mui_reducer *r);

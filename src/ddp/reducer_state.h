@@ -26,6 +26,7 @@ struct mui_reducer {
     uint8_t *seen;         /* became ready in this reduction */
     int64_t *pending;      /* slices each bucket still waits for */
     mu_request **requests; /* of each bucket; NULL when done or not started */
+    mui_bucket_times *times; /* of each bucket */
     uint64_t *numbers;     /* of each launched bucket's collective in the group */
     uint32_t *masks;       /* of each slice, words each, after wait */
     uint32_t *bad;         /* of each bucket, words each, after wait */
@@ -41,6 +42,8 @@ struct mui_reducer {
     mu_status failed;
     int64_t total_samples;
     int64_t first_bad;
+    int last_rank;
+    double last_seconds;
 
     mu_bucket_hook hook; /* NULL: the built-in all-reduce */
     void *hook_user;

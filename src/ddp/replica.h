@@ -33,11 +33,24 @@ typedef struct mui_member {
     mu_parameter *parameter;
     char *name;     /* copies for the report: the tree may change, the tape may be reset */
     uint8_t entry;  /* mui_grad_state when the running reduction began */
-    uint64_t ranks; /* that contributed, of the first MUI_RANKS_NAMED; kept for absent ones only */
     bool warned;    /* its absence was told */
+    bool pending;   /* absent on every rank in all reductions since gradients were cleared; not told yet */
+    uint64_t since; /* reductions of the ddp before this member was there */
+    uint64_t missed_here, missed_somewhere, missed_everywhere;
+    uint64_t ever;  /* ranks that contributed to reductions which some rank missed, of the first MUI_RANKS_NAMED */
+    int64_t ready;  /* place in the ready order before buckets were rebuilt, from 1 */
+    uint64_t stamp; /* equal to the ddp's: absent_at counts */
+    int64_t absent_at; /* in mu_ddp.absent */
     char *texts[MUI_ABSENCE_TEXTS];
     size_t capacities[MUI_ABSENCE_TEXTS];
 } mui_member;
+
+/* What the report says of a parameter of the store: copies, since the tree may change and the store go. */
+typedef struct mui_listed {
+    bool inside;  /* the wrapped module, which may be part of a tree */
+    char *name;   /* of a frozen one; others have it in their member */
+    int64_t bytes;
+} mui_listed;
 
 struct mu_ddp {
     mu_context *context;
@@ -61,6 +74,8 @@ struct mu_ddp {
     int64_t *slice_of; /* of each parameter of the store, -1: not reduced (frozen, outside the module) */
     uint8_t *frozen;   /* of each parameter of the store, when it was laid out */
     int64_t parameter_count;
+    mui_listed *listed; /* one for each parameter of the store */
+    int64_t listed_count;
     int64_t bucket_count;  /* reduced ones; other parameters come after them */
     uint8_t *slice_states; /* for mui_reducer_begin */
     bool planned;          /* buckets follow the ready order */
@@ -80,6 +95,17 @@ struct mu_ddp {
     uint64_t reductions;
     int64_t buckets_early;
     double backward_seconds, wait_seconds;
+    uint64_t skipped;
+    char skip_text[2 * MUI_IDENTITY_TEXT];
+    mu_ddp_times last, sum;
+    double called, ended;   /* when the last reduction began and ended */
+    int last_rank;
+    double last_rank_seconds;
+    uint64_t absent_stamp;  /* counts reductions whose absences were collected */
+    bool any_pending;
+    uint64_t pending_updates; /* of optimisers when they were collected */
+    mu_ddp_parameter *report_parameters; /* made on request, as large as the store's list */
+    mu_ddp_bucket *report_buckets;
 };
 
 /* -- memory.c --------------------------------------------------------------------------------------------------- */
@@ -132,8 +158,28 @@ void mui_ddp_counters_set(mu_ddp *d);
 /* -- report.c --------------------------------------------------------------------------------------------------- */
 /* Collects who was absent in the reduction that just ended. */
 void mui_ddp_note_absent(mu_ddp *d);
-/* Warns, or with the error policy fails, about parameters no rank contributed to. */
-mu_status mui_ddp_judge_absent(mu_ddp *d) MU_MUST_USE;
+/* With an error policy, fails about parameters that were absent. Else remembers those that are to be told. */
+mu_status mui_ddp_judge_absent(mu_ddp *d, uint64_t updates) MU_MUST_USE;
+/* Gradients were cleared or used since the last reduction: what is still without one is told, once. */
+void mui_ddp_warn_absent(mu_ddp *d);
+/* Before buckets are cut anew: remembers the order that the report still tells of. */
+void mui_ddp_note_ready(mu_ddp *d);
+
+/* -- absent_text.c ---------------------------------------------------------------------------------------------- */
+typedef enum mui_absent_filter { MUI_ABSENT_ANYWHERE, MUI_ABSENT_EVERYWHERE, MUI_ABSENT_PENDING } mui_absent_filter;
+/* Trainable parameters in registration order; items: NULL for those that are not selected. */
+typedef struct mui_absent_list {
+    const mu_absent **items;
+    const char **names;
+    int64_t count, selected;
+} mui_absent_list;
+mu_status mui_absent_list_make(mu_ddp *d, mui_absent_filter which, mui_absent_list *list) MU_MUST_USE;
+void mui_absent_list_free(mu_ddp *d, mui_absent_list *list);
+/* "head (12 parameters): reason; fc.{weight, bias}: reason": whole modules where all is absent for one reason. At most
+ * so many groups; `ranks` says for each on which ranks it was present. */
+void mui_absent_list_add(const mui_absent_list *list, mui_text *t, int64_t groups, int ranks, const char *separator);
+void mui_add_ranks(mui_text *t, uint64_t mask, int size);
+void mui_add_absence(mui_text *t, const mu_absent *a);
 
 /* The reduced gradients are not finite, and the policy is not to keep them: names parameter and ranks. Returns
  * MU_SKIPPED or MU_ERR_STATE. */

@@ -57,6 +57,9 @@ static mu_status put_aside(mu_ddp *d, step *s)
             s->agreement = mui_hash_u64(s->agreement, (uint64_t)i + 1);
         }
     }
+    if (d->any_pending && (s->earlier == 0 || s->updates != d->pending_updates)) {
+        mui_ddp_warn_absent(d);
+    }
     if (s->earlier > 0) {
         snprintf(s->note, sizeof(s->note), " adding to %lld gradients", (long long)s->earlier);
     }
@@ -199,9 +202,34 @@ static void run_backward(mu_ddp *d, step *s)
 
 static mu_status skipped(mu_ddp *d)
 {
+    d->skipped++;
+    snprintf(d->skip_text, sizeof(d->skip_text), "%s", mui_reducer_skip_text(d->reducer));
     mui_log(d->context, mu_group_rank(d->group) == 0 ? MU_LOG_WARN : MU_LOG_INFO, "ddp `%s`: step skipped: %s", d->name,
             mui_reducer_skip_text(d->reducer));
     return MU_SKIPPED;
+}
+
+/* Times of the reduction that has just been waited for. */
+static void note_times(mu_ddp *d, double forward, double local)
+{
+    const mui_bucket_times *at = mui_reducer_times(d->reducer);
+    double first = at[0].launched, last = at[d->bucket_count - 1].reduced;
+    double until = last < local ? last : local;
+    d->last = (mu_ddp_times){.forward = forward,
+                             .backward = local - d->called,
+                             .communication = last > first ? last - first : 0,
+                             .overlapped = until > first ? until - first : 0,
+                             .exposed = d->wait_seconds};
+    d->last_rank = mui_reducer_last_rank(d->reducer, &d->last_rank_seconds);
+}
+
+static void add_times(mu_ddp *d)
+{
+    d->sum.forward += d->last.forward;
+    d->sum.backward += d->last.backward;
+    d->sum.communication += d->last.communication;
+    d->sum.overlapped += d->last.overlapped;
+    d->sum.exposed += d->last.exposed;
 }
 
 /* All buckets have arrived, or will not. */
@@ -222,16 +250,19 @@ static mu_status conclude(mu_ddp *d, step *s, mu_status reduced, mu_status buffe
     }
     if (mui_reducer_first_bad(d->reducer) >= 0) {
         give_back(d, s);
+        d->skipped++;
+        snprintf(d->skip_text, sizeof(d->skip_text), "a gradient was not finite in %.150s", mui_reducer_text(d->reducer));
         return mui_ddp_not_finite(d);
     }
     mui_ddp_note_absent(d);
-    mu_status status = mui_ddp_judge_absent(d);
+    mu_status status = mui_ddp_judge_absent(d, s->updates);
     if (status != MU_OK) {
         give_back(d, s);
         return status;
     }
     keep_reduced(d);
     d->reductions++;
+    add_times(d);
     if (!d->planned) {
         status = mui_ddp_plan(d);
     }
@@ -243,7 +274,9 @@ static mu_status conclude(mu_ddp *d, step *s, mu_status reduced, mu_status buffe
 
 static mu_status reduce(mu_ddp *d, step *s)
 {
-    double begin = mui_now();
+    double begin = mui_now(), began = s->loss != NULL ? mui_tape_began(s->tape) : 0;
+    double forward = began > 0 ? begin - (began > d->ended ? began : d->ended) : 0;
+    d->called = begin;
     mu_status status = mui_ddp_follow(d);
     if (status != MU_OK) {
         return status;
@@ -266,8 +299,12 @@ static mu_status reduce(mu_ddp *d, step *s)
     mu_status averaged = mui_ddp_buffers_finish(d, &buffers);
     d->wait_seconds = mui_now() - local;
     mui_ddp_work(d, NULL);
+    if (reduced == MU_OK) {
+        note_times(d, forward, local);
+    }
     status = conclude(d, s, reduced, averaged);
-    d->backward_seconds = mui_now() - begin;
+    d->ended = mui_now();
+    d->backward_seconds = d->ended - begin;
     return status;
 }
 

@@ -1,6 +1,7 @@
 /* Making tensors and recording operations. */
 #include "tape/tape_state.h"
 #include "base/alloc.h"
+#include "base/os.h"
 #include "base/rng.h"
 
 #include <stdarg.h>
@@ -245,6 +246,9 @@ static mui_node *new_node(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor 
 
 static void enter_node(mu_tape *t, mui_node *n)
 {
+    if (t->node_count == 0) {
+        t->began = mui_now();
+    }
     n->index = (uint32_t)t->node_count;
     t->nodes[t->node_count++] = n;
     n->out->node = n;

@@ -54,6 +54,9 @@ struct mu_parameter {
     uint64_t id;             /* unique in the context, never used again: an address may be */
 };
 
+/* When the tape's first node since its reset was recorded (mui_now); 0: there is none. */
+double mui_tape_began(const mu_tape *t);
+
 /* Called by backward when the last counted read of p retired: its gradient is complete. */
 typedef void (*mui_ready_fn)(void *user, mu_parameter *p);
 

@@ -67,12 +67,18 @@ void mu_tape_reset(mu_tape *t)
         t->regions[i].copy = NULL;
     }
     t->draws = 0;
+    t->began = 0;
     t->sample_leaves = 0;
     t->step++;
     t->module = NULL;
     t->marked = NULL;
     t->is_marked = false;
     mui_arena_reset(&t->arena);
+}
+
+double mui_tape_began(const mu_tape *t)
+{
+    return t != NULL ? t->began : 0;
 }
 
 void mu_tape_free(mu_tape *t)

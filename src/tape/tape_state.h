@@ -39,6 +39,7 @@ struct mu_tape {
     mui_region *regions;     /* open no-grad regions; they stay open over a reset */
     size_t region_count, region_capacity;
     uint64_t step, draws;
+    double began;            /* when the first node was recorded, mui_now; 0: none since the reset */
     const char *module;      /* arena copy of the module path of the last node: most nodes share it with the next */
     mu_tensor *marked;       /* loss of the last marking */
     bool is_marked;
