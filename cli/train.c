@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A run whose loss stays non-finite so many steps in a row cannot recover by skipping them. */
@@ -270,6 +271,32 @@ static bool finish(run *r)
     return true;
 }
 
+/* What docs/report.md describes, of rank 0; also of a run that was stopped. */
+static bool write_report(session *s)
+{
+    const char *path = s->o->report;
+    if (path == NULL || s->rank != 0) {
+        return true;
+    }
+    size_t n = mu_ddp_report_json(s->ddp, NULL, 0);
+    char *text = malloc(n + 1);
+    bool print = strcmp(path, "-") == 0;
+    FILE *f = text == NULL ? NULL : print ? stdout : fopen(path, "w");
+    bool ok = f != NULL && n > 0;
+    if (ok) {
+        n = mu_ddp_report_json(s->ddp, text, n + 1);
+        ok = fwrite(text, 1, n, f) == n;
+    }
+    if (f != NULL) {
+        ok = (print ? fflush(f) : fclose(f)) == 0 && ok;
+    }
+    free(text);
+    if (!ok) {
+        cli_fail(s->o->command, CLI_FAILED, "--report %s: not all of it could be written", path);
+    }
+    return ok;
+}
+
 static int train(run *r)
 {
     session *s = &r->s;
@@ -289,6 +316,7 @@ static int train(run *r)
         ok = train_epoch(r);
     }
     ok = ok && finish(r);
+    ok = ok && write_report(s);
     if (r->log != NULL && fclose(r->log) != 0 && ok) {
         cli_fail(s->o->command, CLI_FAILED, "--log %s: not all of it could be written", s->o->log);
         ok = false;

@@ -76,6 +76,8 @@ const flag train_flags[] = {
     {"resume", FLAG_TEXT, AT(resume), "FILE", "go on from a --checkpoint file, bit for bit", 0, 0, FLAG_FREE},
     {"eval-every", FLAG_INT, AT(eval_every), "N", "test every N epochs; 0: only at the end (1)", 0, 1e9, FLAG_FREE},
     {"log", FLAG_TEXT, AT(log), "FILE", "write one line of JSON for each step", 0, 0, FLAG_FREE},
+    {"report", FLAG_TEXT, AT(report), "FILE", "write rank 0's report of the reductions at the end, as JSON; -: print it",
+     0, 0, FLAG_FREE},
     {"quiet", FLAG_SWITCH, AT(quiet), NULL, "print the result only", 0, 0, FLAG_FREE},
     {NULL, FLAG_END, 0, NULL, NULL, 0, 0, FLAG_FREE},
 };
@@ -278,7 +280,8 @@ int train_options_parse(train_options *o, int argc, char **argv)
     }
     if ((code = check_readable(o, "resume", o->resume)) >= 0 || (code = check_writable(o, "save", o->save)) >= 0 ||
         (code = check_writable(o, "checkpoint", o->checkpoint)) >= 0 ||
-        (code = check_writable(o, "log", o->log)) >= 0) {
+        (code = check_writable(o, "log", o->log)) >= 0 ||
+        (code = check_writable(o, "report", o->report)) >= 0) {
         return code;
     }
     fill_defaults(o);

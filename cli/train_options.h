@@ -8,7 +8,7 @@
 
 typedef struct train_options {
     const char *command; /* "train" or "eval", for messages */
-    const char *model, *data, *from, *resume, *save, *checkpoint, *log;
+    const char *model, *data, *from, *resume, *save, *checkpoint, *log, *report;
     const char *optimizer, *schedule;
     const char *mean_text, *std_text;
     int64_t classes, head, side, ranks, epochs, steps, batch, threads, workers, warmup, decay_every, seed, crop;

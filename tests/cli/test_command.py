@@ -186,7 +186,13 @@ def ranks():
         w.train(*args, "--save", "one.pth")
         two = ["train", "--model", "cnn", "--data", w.data, "--batch", 8, "--lr", 0.02, "--seed", 3, *args]
         w.ok(*two, "--ranks", 2, "--save", "two.pth")
-        w.ok(*two, "--ranks", 2, "--save", "two2.pth")
+        w.ok(*two, "--ranks", 2, "--save", "two2.pth", "--report", w.path_of("report.json"))
+        with open(w.path_of("report.json")) as f:
+            report = json.load(f)
+        assert report["ranks"] == 2 and report["reductions"] > 0 and not report["absent"], report
+        assert all(p["here"] == report["reductions"] for p in report["parameters"]), report
+        out = w.ok(*two, "--steps", 1, "--report", "-")
+        assert json.loads((out if isinstance(out, str) else out.stdout).splitlines()[-1])["ranks"] == 1, out
         w.ok("run", "-n", 2, "--", MUSTER, *two, "--save", "two3.pth")
         one, first = w.load("one.pth"), w.load("two.pth")
         assert not differences(first, w.load("two2.pth")), "the same run twice differs"

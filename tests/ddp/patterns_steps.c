@@ -355,7 +355,7 @@ static void listed(world *w)
 static void absent_is_an_error(world *w)
 {
     begin_step(w, 0);
-    expect_error(w, rank_reduce(w, 0, decay_heads, 0), MU_ERR_STATE, "1 parameters did not receive a gradient",
+    expect_error(w, rank_reduce(w, 0, decay_heads, 0), MU_ERR_STATE, "1 of 7 parameters did not receive a gradient",
                  "three.weight", "Expected to have finished reduction in the prior iteration", NULL);
     OK(w, mu_module_zero_grad(w->me.m[0]));
     good_step(w, 1, main_loss);

@@ -403,6 +403,44 @@ static void part(mu_group *g, int rank, int size, void *arg)
     CHECK(find(d, "head.v")->index == 1 && find(d, "more")->index == -2, "indices");
 }
 
+/* One bit of one element of one rank. */
+static void one_bit(mu_group *g, int rank, int size, void *arg)
+{
+    mu_context *c = g->context;
+    const char *what = arg;
+    mu_module *m = toy(c);
+    mu_tensor *buffer = mu_module_buffer(m, "seen", MU_DIMS(4, 4), MU_F32, 2.0F),
+              *batches = mu_module_buffer(m, "batches", MU_DIMS(1), MU_I64, 0.0F);
+    CHECK(buffer != NULL && batches != NULL, "%s", mu_context_message(c));
+    mu_ddp *d = mu_ddp_wrap(m, g, &(mu_ddp_options){.name = "net"});
+    CHECK(mu_ddp_check(d) == MU_OK, "%s", mu_context_message(c));
+    if (rank == size - 1 && strcmp(what, "batches") == 0) {
+        *(int64_t *)batches->data ^= 4;
+    } else if (rank == size - 1) {
+        float x[RIG_MOST];
+        mu_tensor *v = strcmp(what, "seen") == 0 ? buffer : mu_parameter_tensor(mu_module_get_parameter(m, what));
+        int64_t n = mu_tensor_elements(v);
+        CHECK(mu_tensor_read(v, x, n) == MU_OK, "read");
+        uint32_t bits;
+        memcpy(&bits, &x[n - 2], sizeof(bits));
+        bits ^= 1;
+        memcpy(&x[n - 2], &bits, sizeof(bits));
+        CHECK(mu_tensor_write(v, x, n) == MU_OK, "write");
+    }
+    CHECK(mu_ddp_check(d) == MU_ERR_COMM, "%s", mu_context_message(c));
+    char want[200];
+    const char *text = mu_context_message(c);
+    snprintf(want, sizeof(want), "`%s` is not the same on rank %d as on rank 0: element ", what, size - 1);
+    CHECK(strstr(text, want) != NULL && strstr(text, " on rank 0 (1 of ") != NULL, "%s", text);
+    snprintf(want, sizeof(want),
+             strcmp(what, "batches") == 0 ? "element 0 is 4 on rank %d and 0 on rank 0"
+             : strcmp(what, "seen") == 0  ? "element 14 is 2.00000024 (0x40000001) on rank %d and 2 (0x40000000) on rank 0"
+                                          : "element 31 is ",
+             size - 1);
+    CHECK(strstr(text, want) != NULL, "%s", text);
+    mu_context_clear(c);
+}
+
 static void everywhere(rank_fn fn, void *arg)
 {
     for (int size = 2; size <= 3; size++) {
@@ -436,6 +474,15 @@ static void what_is_told(void **state)
     }
 }
 
+static void the_check_names_the_element(void **state)
+{
+    (void)state;
+    static char parameter[] = "d", buffer[] = "seen", counter[] = "batches";
+    everywhere(one_bit, parameter);
+    everywhere(one_bit, buffer);
+    everywhere(one_bit, counter);
+}
+
 static void without_a_ddp(void **state)
 {
     (void)state;
@@ -456,6 +503,7 @@ int main(void)
         cmocka_unit_test(structs_text_and_json_agree),
         cmocka_unit_test(who_came_last),
         cmocka_unit_test(what_is_told),
+        cmocka_unit_test(the_check_names_the_element),
         cmocka_unit_test(without_a_ddp),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
