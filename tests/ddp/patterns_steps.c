@@ -255,6 +255,11 @@ static mu_tensor *none_on_all(side *s, place *p)
     return p->step == 1 ? NULL : main_loss(s, p);
 }
 
+static int64_t ragged(const place *p)
+{
+    return 1 + (p->step * 7 + p->rank * 5) % 9;
+}
+
 /* -- optimisers --------------------------------------------------------------------------------------------------- */
 /* head.v is used by nobody, d on rank 0 only. */
 static mu_tensor *decay_loss(side *s, place *p)
@@ -515,6 +520,12 @@ static const row list[] = {
      .loss = main_loss,
      .net = main_loss},
     {.name = "a rank without any batch in the epoch", .plain = "others hang", .loss = none_on_one, .net = none_on_one},
+    {.name = "ragged batches, weighted, two of three backwards deferred",
+     .plain = "not offered",
+     .run = deferred,
+     .loss = in_turn,
+     .net = main_loss,
+     .samples = ragged},
     {.name = "no rank has a batch in a step",
      .plain = "right (nothing happens)",
      .loss = none_on_all,
