@@ -32,6 +32,14 @@ MU_API mu_module *mu_conv2d_layer(mu_context *c, int64_t in, int64_t out, int ke
  * (N, C, H, W). A negative momentum means that the running statistics are the mean over all batches (PyTorch's None). */
 MU_API mu_module *mu_batch_norm_layer(mu_context *c, int64_t channels, const mu_batch_norm_options *options);
 
+/* The same over the batches of all ranks of g, see mu_sync_batch_norm. The group has to outlive the layer's use. */
+MU_API mu_module *mu_sync_batch_norm_layer(mu_context *c, int64_t channels, mu_group *g,
+                                           const mu_batch_norm_options *options);
+/* Makes every batch norm of the tree synchronised over g, in place: parameters, buffers, names, modes and what optimisers
+ * and reducers know of them stay. NULL: plain ones again. *count (may be NULL) is how many there are. Local; all ranks
+ * alike. All or nothing. */
+MU_API mu_status mu_sync_batch_norm_convert(mu_module *root, mu_group *g, int64_t *count) MU_MUST_USE;
+
 MU_API mu_module *mu_relu_layer(mu_context *c);
 MU_API mu_module *mu_dropout_layer(mu_context *c, float p); /* the identity in evaluation mode */
 MU_API mu_module *mu_max_pool2d_layer(mu_context *c, int kernel, int stride, int padding);

@@ -5,6 +5,7 @@
 #ifndef MUSTER_OPS_H
 #define MUSTER_OPS_H
 
+#include <muster/group.h>
 #include <muster/tape.h>
 
 #ifdef __cplusplus
@@ -37,6 +38,17 @@ typedef struct mu_batch_norm_options {
  * training (unbiased variance, as PyTorch). Training with one value per channel is MU_ERR_SHAPE. */
 MU_API mu_tensor *mu_batch_norm(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor *bias, mu_tensor *running_mean,
                                 mu_tensor *running_var, const mu_batch_norm_options *options);
+
+/* The same with the statistics of all ranks' batches together: outputs, running statistics and gradients of x are those
+ * of one process that has the whole batch; gradients of weight and bias are this rank's part, for mu_ddp_backward. In
+ * training it is a collective, and so is its backward: all ranks of g run the same ones in the same order. Batches may
+ * differ in size; a rank without samples runs it on an empty batch (0, C, ...), and its loss has to depend on the result,
+ * as mu_sum of an empty tensor does. A rank that abandons the step ends it on the others without an error: the result is
+ * NULL, and their mu_ddp_backward (over the same group) MU_SKIPPED. One value per channel on all ranks together is
+ * MU_ERR_SHAPE on all of them. Evaluation, and a group of one or NULL: mu_batch_norm. */
+MU_API mu_tensor *mu_sync_batch_norm(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor *bias,
+                                     mu_tensor *running_mean, mu_tensor *running_var, mu_group *g,
+                                     const mu_batch_norm_options *options);
 
 /* -- element by element ----------------------------------------------------------------------------------------- */
 MU_API mu_tensor *mu_relu(mu_tape *t, mu_tensor *x);

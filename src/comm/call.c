@@ -287,6 +287,7 @@ static mu_status report(mui_local *g, mui_call *call)
         s = broken(g);
     } else if (s == MU_SKIPPED) {
         memcpy(g->base.skip_text, call->skip_text, sizeof(call->skip_text));
+        g->base.skip_within = call->skip_within;
     }
     g->base.last_rank = call->last_rank;
     g->base.last_seconds = call->last_seconds;

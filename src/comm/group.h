@@ -25,6 +25,9 @@ typedef struct mui_identity {
 /* Kinds at and above this are abandonments: every rank then completes with MU_SKIPPED, data untouched, and
  * mui_group_skip_text names the rank and its text. They never mismatch with a kind below. */
 #define MUI_KIND_ABANDON 0x80000000u
+/* A bit of the kinds of collectives within a step, on its way to the reduction. An abandonment that finds all other
+ * ranks at such a one ends that one (MU_SKIPPED, and skip_within tells so); the reduction is still to be abandoned. */
+#define MUI_KIND_WITHIN 0x40000000u
 
 typedef struct mui_group_ops {
     const char *name;
@@ -69,6 +72,7 @@ struct mu_group {
     mui_lack_fn lack;             /* of whoever has collectives running, or NULL */
     void *lack_user;
     char skip_text[MUI_IDENTITY_TEXT + 32];
+    bool skip_within;             /* what was skipped is MUI_KIND_WITHIN on the ranks that did not abandon */
     int last_rank;                /* of the request reported last: who came to it last, */
     double last_seconds;          /* and how long after the rank before it */
 };

@@ -55,6 +55,7 @@ typedef struct mui_call {
     int last_rank;             /* whoever posted last, and by how much: see mu_group */
     double last_seconds;
     char skip_text[MUI_IDENTITY_TEXT + 32];
+    bool skip_within;          /* see mu_group */
 } mui_call;
 
 typedef struct mui_block {

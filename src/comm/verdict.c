@@ -120,8 +120,8 @@ static void note_last(const mui_local *g, mui_call *call)
 mu_status mui_call_verdict(const mui_local *g, mui_call *call, char text[MUI_BROKEN_BYTES])
 {
     const mui_slot *zero = mui_slot_of(g, 0, call->base.number);
-    int odd = 0, abandoned = -1;
-    bool all_identified = true;
+    int odd = 0, abandoned = -1, within = -1;
+    bool all_identified = true, plain = false, same_within = true;
     note_last(g, call);
     for (int r = 0; r < g->base.size; r++) {
         const mui_slot *s = mui_slot_of(g, r, call->base.number);
@@ -129,13 +129,20 @@ mu_status mui_call_verdict(const mui_local *g, mui_call *call, char text[MUI_BRO
             odd = r;
         }
         all_identified = all_identified && s->identified;
-        if (abandoned < 0 && s->identified && s->kind >= MUI_KIND_ABANDON) {
-            abandoned = r;
+        if (s->identified && s->kind >= MUI_KIND_ABANDON) {
+            abandoned = abandoned < 0 ? r : abandoned;
+        } else if (s->identified && (s->kind & MUI_KIND_WITHIN) != 0) {
+            same_within = same_within && (within < 0 || same(mui_slot_of(g, within, call->base.number), s));
+            within = r;
+        } else {
+            plain = true;
         }
     }
     /* An abandonment stands for a reduction. Ranks that are at anything else (a barrier, a user's own all-reduce)
      * are not skipped over, since their caller would take the call for done. */
-    if (abandoned >= 0 && all_identified) {
+    bool one_place = within < 0 || (!plain && same_within); /* of those who did not abandon */
+    if (abandoned >= 0 && all_identified && one_place) {
+        call->skip_within = within >= 0;
         char what[MUI_IDENTITY_TEXT];
         mui_call_describe(mui_slot_of(g, abandoned, call->base.number), what, sizeof(what));
         snprintf(call->skip_text, sizeof(call->skip_text), "rank %d: %s", abandoned, what);

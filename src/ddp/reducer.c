@@ -193,7 +193,7 @@ static void launch_next(mui_reducer *r)
 /* The last bucket is kept back: while it is, this rank can still give up the step on all ranks. */
 static void launch_complete(mui_reducer *r)
 {
-    while (r->launched < r->bucket_count - 1 && r->pending[r->launched] == 0) {
+    while (!r->how.hold && r->launched < r->bucket_count - 1 && r->pending[r->launched] == 0) {
         launch_next(r);
     }
 }
@@ -250,8 +250,9 @@ void mui_reducer_begin(mui_reducer *r, const mui_reduction *how, const uint8_t *
     }
     if (how->abandon != NULL) {
         mui_reducer_abandon(r, how->abandon);
+    } else {
+        launch_complete(r);
     }
-    launch_complete(r);
 }
 
 void mui_reducer_ready(mui_reducer *r, int64_t i, bool contributes)
@@ -278,8 +279,32 @@ void mui_reducer_abandon(mui_reducer *r, const char *reason)
              reason != NULL ? reason : "no reason given");
 }
 
+/* The others may be at a collective within the step, which this rank's first abandonment then ends: that one did not
+ * stand for the bucket. So nothing else is posted before it is known. */
+static void abandon_first(mui_reducer *r)
+{
+    bool again = true;
+    while (again) {
+        r->launched = 0;
+        launch_next(r);
+        mu_request *q = r->requests[0];
+        r->requests[0] = NULL;
+        if (r->failed != MU_OK || q == NULL) {
+            return;
+        }
+        mu_status s = mu_request_wait(q);
+        note_result(r, s);
+        again = s == MU_SKIPPED && r->group->skip_within;
+    }
+    r->completed = 1;
+    r->times[0].reduced = mui_now();
+}
+
 void mui_reducer_launch_rest(mui_reducer *r)
 {
+    if (r->abandoned && r->launched == 0 && r->bucket_count > 0) {
+        abandon_first(r);
+    }
     while (r->launched < r->bucket_count) {
         launch_next(r);
         make_progress(r);

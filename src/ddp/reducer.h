@@ -49,6 +49,7 @@ typedef struct mui_reduction {
     uint64_t steps, updates; /* of optimisers on what is reduced: equal on all ranks too, see mui_identity */
     const char *note;    /* of it, for the text; "" */
     bool look;           /* for values that are not finite: costs two passes over the slab */
+    bool hold;           /* nothing is launched before launch_rest: backward has collectives of its own to make first */
     const char *abandon; /* this rank takes no part from the start, and why; NULL: it does */
 } mui_reduction;
 
@@ -78,7 +79,7 @@ void mui_reducer_ready(mui_reducer *r, int64_t i, bool contributes);
  * launch_rest it makes every rank skip, since the last bucket is not launched earlier. */
 void mui_reducer_abandon(mui_reducer *r, const char *reason);
 /* Launches what is left; slices still expected count as complete. */
-void mui_reducer_launch_rest(mui_reducer *r);
+void mui_reducer_launch_rest(mui_reducer *r); /* blocks when this rank abandons: see MUI_KIND_WITHIN */
 /* Waits for all buckets. MU_OK: the slab holds the mean and the queries below may be used; when weighted and the total
  * of samples is 0, or when there is a hook and mui_reducer_first_bad found one, its content means nothing.
  * MU_SKIPPED: a rank (perhaps this one) abandoned; slices of some buckets may have been reduced, others not. Anything else: the group is broken. */

@@ -178,6 +178,7 @@ static void run_backward(mu_ddp *d, step *s)
                          .updates = s->updates,
                          .note = s->note,
                          .look = d->options.nonfinite != MU_NONFINITE_KEEP,
+                         .hold = s->tape != NULL && mui_backward_collectives(s->tape) > 0,
                          .abandon = s->reason};
     expect(d, s);
     mui_reducer_begin(d->reducer, &how, d->slice_states);
@@ -189,8 +190,12 @@ static void run_backward(mu_ddp *d, step *s)
     st->ready_user = d;
     mu_status status = mui_backward_run(s->tape, s->loss, s->weighted ? (float)s->samples : 1.0F, st);
     st->ready = NULL;
-    if (status != MU_OK) {
+    if (status == MU_SKIPPED && s->reason == NULL) {
+        s->reason = mui_tape_skipped(s->tape); /* another rank abandoned while this one was at a collective with it */
+    } else if (status != MU_OK) {
         fail_here(d, s, status);
+    }
+    if (status != MU_OK) {
         mui_reducer_abandon(d->reducer, s->reason);
         return;
     }
@@ -324,6 +329,9 @@ static mu_status call(mu_ddp *d, step *s)
         if (s->failure.status != MU_OK && s->reason == NULL) {
             s->local = s->failure.status;
             s->reason = s->failure.message;
+        }
+        if (s->reason == NULL && s->tape != NULL) {
+            s->reason = mui_tape_skipped(s->tape); /* in forward */
         }
         status = reduce(d, s);
     }

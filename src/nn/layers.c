@@ -30,6 +30,7 @@ typedef struct layer {
     mu_tensor *running_mean, *running_var, *batches; /* batch norm */
     mu_conv2d_options conv;
     mu_batch_norm_options norm;
+    mu_group *group;              /* batch norm, synchronised over it */
     float p;                      /* dropout */
     int kernel, stride, padding;  /* pooling */
 } layer;
@@ -181,7 +182,7 @@ static mu_tensor *norm_forward_with(layer *l, mu_tape *t, mu_tensor *x, bool rel
         o.momentum = (float)(1.0 / (double)(*batches + 1)); /* the mean over all batches so far */
     }
     mu_tensor *y =
-        mu_batch_norm(t, x, value(l->weight), value(l->bias), l->running_mean, l->running_var, &o);
+        mu_sync_batch_norm(t, x, value(l->weight), value(l->bias), l->running_mean, l->running_var, l->group, &o);
     if (y != NULL && !o.evaluate) {
         (*batches)++;
     }
@@ -243,6 +244,63 @@ mu_module *mu_batch_norm_layer(mu_context *c, int64_t channels, const mu_batch_n
     l->running_var = mu_module_buffer(l->module, "running_var", d, MU_F32, 1);
     l->batches = mu_module_buffer(l->module, "num_batches_tracked", MU_SCALAR, MU_I64, 0);
     return l->batches != NULL ? l->module : NULL;
+}
+
+mu_module *mu_sync_batch_norm_layer(mu_context *c, int64_t channels, mu_group *g, const mu_batch_norm_options *options)
+{
+    mu_module *m = mu_batch_norm_layer(c, channels, options);
+    return m != NULL && mu_sync_batch_norm_convert(m, g, NULL) == MU_OK ? m : NULL;
+}
+
+static int64_t count_norms(const mu_module *m)
+{
+    int64_t n = m->forward == norm_forward || m->forward == norm_relu_forward;
+    for (size_t i = 0; i < m->child_count; i++) {
+        n += count_norms(m->children[i]);
+    }
+    return n;
+}
+
+/* Kinds are for printing; they are made before anything is changed, so that this cannot fail. */
+static void convert_norms(mu_module *m, mu_group *g, char **kinds, int64_t *next)
+{
+    if (m->forward == norm_forward || m->forward == norm_relu_forward) {
+        layer *l = m->self;
+        l->group = g;
+        mui_free(l->context, m->kind);
+        m->kind = kinds[(*next)++];
+    }
+    for (size_t i = 0; i < m->child_count; i++) {
+        convert_norms(m->children[i], g, kinds, next);
+    }
+}
+
+mu_status mu_sync_batch_norm_convert(mu_module *root, mu_group *g, int64_t *count)
+{
+    if (root == NULL) {
+        return MU_ERR_ARG;
+    }
+    mu_context *c = mu_module_context(root);
+    if (mui_failed(c)) {
+        return mu_context_status(c);
+    }
+    int64_t n = count_norms(root), made = 0, next = 0;
+    char **kinds = mui_calloc(c, (size_t)n + 1, sizeof(*kinds));
+    while (kinds != NULL && made < n && (kinds[made] = mui_strdup(c, g != NULL ? "SyncBatchNorm" : "BatchNorm2d")) != NULL) {
+        made++;
+    }
+    mu_status s = kinds != NULL && made == n ? MU_OK : MU_ERR_NOMEM;
+    if (s == MU_OK) {
+        convert_norms(root, g, kinds, &next);
+        if (count != NULL) {
+            *count = n;
+        }
+    }
+    for (int64_t i = next; i < made; i++) {
+        mui_free(c, kinds[i]);
+    }
+    mui_free(c, kinds);
+    return s;
 }
 
 /* -- without parameters ----------------------------------------------------------------------------------------- */

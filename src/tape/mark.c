@@ -105,6 +105,7 @@ static mu_status visit(mu_tape *t, mu_tensor *loss)
     for (size_t i = (size_t)loss->node->index + 1; i-- > 0;) {
         mui_node *n = t->nodes[i];
         if (n->reaches_loss) {
+            t->collectives += n->op->collective;
             mu_status s = visit_reaching(t, n);
             if (s != MU_OK) {
                 return s;
@@ -169,6 +170,11 @@ static void find_reasons(mu_tape *t, mui_store *s)
     }
 }
 
+int64_t mui_backward_collectives(const mu_tape *t)
+{
+    return t->collectives;
+}
+
 mu_status mui_backward_mark(mu_tape *t, mu_tensor *loss, mui_store *s)
 {
     if (t == NULL) {
@@ -182,6 +188,7 @@ mu_status mui_backward_mark(mu_tape *t, mu_tensor *loss, mui_store *s)
         return r;
     }
     t->is_marked = false;
+    t->collectives = 0;
     clear_marks(t, s);
     r = loss != NULL ? visit(t, loss) : MU_OK;
     if (r != MU_OK) {

@@ -22,6 +22,7 @@ typedef struct mui_op {
      * NULL when there is no sample i. Every row has at least one. */
     mu_tensor *(*sample)(mu_tape *t, int i, uint64_t seed);
     uint32_t reads; /* values that backward reads: MUI_READS_OUT, MUI_READS_IN(0), ...; others may be given back early */
+    bool collective; /* makes collectives in backward, among ranks that all run it */
 } mui_op;
 #define MUI_READS_OUT ((uint32_t)1 << 31)
 #define MUI_READS_IN(i) ((uint32_t)1 << (i)) /* i < 31 */

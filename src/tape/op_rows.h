@@ -5,7 +5,7 @@
 #include "tape/op.h"
 
 extern const mui_op mui_op_conv2d, mui_op_linear, mui_op_matmul;
-extern const mui_op mui_op_batch_norm;
+extern const mui_op mui_op_batch_norm, mui_op_sync_batch_norm;
 extern const mui_op mui_op_relu, mui_op_leaky_relu, mui_op_sigmoid, mui_op_tanh, mui_op_gelu, mui_op_softplus;
 extern const mui_op mui_op_scale, mui_op_dropout, mui_op_detach;
 extern const mui_op mui_op_add, mui_op_sub, mui_op_mul, mui_op_add_relu;

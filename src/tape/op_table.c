@@ -12,7 +12,7 @@ const mui_op *const *mui_ops(void)
         &mui_op_mul,        &mui_op_add_relu,      &mui_op_max_pool2d, &mui_op_avg_pool2d,    &mui_op_reshape,
         &mui_op_permute,    &mui_op_narrow,        &mui_op_concat,   &mui_op_sum,             &mui_op_mean,
         &mui_op_softmax,    &mui_op_log_softmax,   &mui_op_cross_entropy, &mui_op_mse_loss,
-        &mui_op_bce_with_logits, &mui_op_subsample, NULL,
+        &mui_op_bce_with_logits, &mui_op_subsample, &mui_op_sync_batch_norm, NULL,
     };
     return rows;
 }

@@ -271,7 +271,7 @@ static mu_tensor *add_relu_sample(mu_tape *t, int i, uint64_t seed)
     return mu_add_relu(t, a, a != b ? mu_scale(t, b, 0.02f) : b);
 }
 
-const mui_op mui_op_add = {"add", add_backward, add_sample, 0};
-const mui_op mui_op_sub = {"sub", sub_backward, sub_sample, 0};
-const mui_op mui_op_mul = {"mul", mul_backward, mul_sample, MUI_READS_IN(0) | MUI_READS_IN(1)};
-const mui_op mui_op_add_relu = {"add_relu", add_relu_backward, add_relu_sample, MUI_READS_OUT};
+const mui_op mui_op_add = {"add", add_backward, add_sample, 0, false};
+const mui_op mui_op_sub = {"sub", sub_backward, sub_sample, 0, false};
+const mui_op mui_op_mul = {"mul", mul_backward, mul_sample, MUI_READS_IN(0) | MUI_READS_IN(1), false};
+const mui_op mui_op_add_relu = {"add_relu", add_relu_backward, add_relu_sample, MUI_READS_OUT, false};

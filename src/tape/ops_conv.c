@@ -196,4 +196,4 @@ static mu_tensor *conv_sample(mu_tape *t, int i, uint64_t seed)
     return mu_conv2d(t, x, w, b, &samples[i].o);
 }
 
-const mui_op mui_op_conv2d = {"conv2d", conv_backward, conv_sample, MUI_READS_IN(0) | MUI_READS_IN(1)};
+const mui_op mui_op_conv2d = {"conv2d", conv_backward, conv_sample, MUI_READS_IN(0) | MUI_READS_IN(1), false};

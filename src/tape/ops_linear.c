@@ -125,7 +125,7 @@ static mu_tensor *linear_sample(mu_tape *t, int i, uint64_t seed)
     }
 }
 
-const mui_op mui_op_linear = {"linear", linear_backward, linear_sample, MUI_READS_IN(0) | MUI_READS_IN(1)};
+const mui_op mui_op_linear = {"linear", linear_backward, linear_sample, MUI_READS_IN(0) | MUI_READS_IN(1), false};
 
 /* -- matmul ----------------------------------------------------------------------------------------------------- */
 
@@ -197,4 +197,4 @@ static mu_tensor *matmul_sample(mu_tape *t, int i, uint64_t seed)
     }
 }
 
-const mui_op mui_op_matmul = {"matmul", matmul_backward, matmul_sample, MUI_READS_IN(0) | MUI_READS_IN(1)};
+const mui_op mui_op_matmul = {"matmul", matmul_backward, matmul_sample, MUI_READS_IN(0) | MUI_READS_IN(1), false};

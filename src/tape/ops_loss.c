@@ -123,7 +123,7 @@ static mu_tensor *cross_entropy_sample(mu_tape *t, int i, uint64_t seed)
     }
 }
 
-const mui_op mui_op_cross_entropy = {"cross_entropy", cross_entropy_backward, cross_entropy_sample, 0};
+const mui_op mui_op_cross_entropy = {"cross_entropy", cross_entropy_backward, cross_entropy_sample, 0, false};
 
 /* -- losses of two equal shapes --------------------------------------------------------------------------------- */
 
@@ -213,5 +213,5 @@ static mu_tensor *bce_sample(mu_tape *t, int i, uint64_t seed)
     return pair_sample(t, i, seed, mu_bce_with_logits);
 }
 
-const mui_op mui_op_mse_loss = {"mse_loss", mse_backward, mse_sample, 0};
-const mui_op mui_op_bce_with_logits = {"bce_with_logits", bce_backward, bce_sample, MUI_READS_IN(0)};
+const mui_op mui_op_mse_loss = {"mse_loss", mse_backward, mse_sample, 0, false};
+const mui_op mui_op_bce_with_logits = {"bce_with_logits", bce_backward, bce_sample, MUI_READS_IN(0), false};

@@ -1,5 +1,5 @@
 /* Batch normalisation. */
-#include "tape/op_rows.h"
+#include "tape/ops_norm.h"
 
 #include <string.h>
 
@@ -11,7 +11,7 @@ typedef struct norm_attr {
 /* saved[0]: mean and variance that were used (c each); saved[1]: the kernel's mask, when it has one. */
 
 /* The kernel adds to both gradients or to none; where they differ it writes to scratch. */
-static mu_status settle_affine(mui_backward *b, mui_node *n, int64_t c, const float *both)
+mu_status mui_norm_settle_affine(mui_backward *b, mui_node *n, int64_t c, const float *both)
 {
     for (int i = 0; i < 2; i++) {
         bool add = false;
@@ -58,7 +58,7 @@ static mu_status norm_backward(mui_backward *b, mui_node *n)
             return r;
         }
     }
-    mu_status r = a->affine ? settle_affine(b, n, s->c, both) : MU_OK;
+    mu_status r = a->affine ? mui_norm_settle_affine(b, n, s->c, both) : MU_OK;
     return r == MU_OK ? mui_grad_pass(b, n, 0) : r;
 }
 
@@ -67,44 +67,53 @@ static bool per_channel(const mu_tensor *x, int64_t c)
     return x == NULL || (x->dims.ndim == 1 && x->dims.dim[0] == c);
 }
 
-static bool norm_bad(mu_tape *t, const mu_tensor *x, const mu_tensor *weight, const mu_tensor *bias,
-                     const mu_tensor *mean, const mu_tensor *var, const mu_batch_norm_options *o)
+bool mui_norm_bad(mu_tape *t, const char *op, const mui_norm_args *a, const mu_batch_norm_options *o, bool alone)
 {
     char xt[MUI_DIMS_TEXT], wt[MUI_DIMS_TEXT];
+    const mu_tensor *x = a->x;
+    mu_tensor *all[5] = {a->x, a->weight, a->bias, a->running_mean, a->running_var};
+    int given = 0;
+    for (int i = 0; i < 5; i++) {
+        if (i == 0 || all[i] != NULL) {
+            all[given++] = all[i];
+        }
+    }
+    if (mui_floats_bad(t, op, all, given)) {
+        return true;
+    }
     if (x->dims.ndim != 2 && x->dims.ndim != 4) {
-        mui_op_fail(t, MU_ERR_SHAPE, "batch_norm", "input %s: (N, C) or (N, C, H, W) was expected",
-                    mui_dims_text(x->dims, xt));
+        mui_op_fail(t, MU_ERR_SHAPE, op, "input %s: (N, C) or (N, C, H, W) was expected", mui_dims_text(x->dims, xt));
         return true;
     }
     int64_t c = x->dims.dim[1];
-    const mu_tensor *each[4] = {weight, bias, mean, var};
+    const mu_tensor *each[4] = {a->weight, a->bias, a->running_mean, a->running_var};
     static const char *const names[4] = {"weight", "bias", "running mean", "running variance"};
     for (int i = 0; i < 4; i++) {
         if (!per_channel(each[i], c)) {
-            mui_op_fail(t, MU_ERR_SHAPE, "batch_norm", "%s %s does not fit input %s: one value per channel", names[i],
+            mui_op_fail(t, MU_ERR_SHAPE, op, "%s %s does not fit input %s: one value per channel", names[i],
                         mui_dims_text(each[i]->dims, wt), mui_dims_text(x->dims, xt));
             return true;
         }
     }
-    if ((weight == NULL) != (bias == NULL) || (mean == NULL) != (var == NULL)) {
-        mui_op_fail(t, MU_ERR_ARG, "batch_norm", "weight and bias, and running mean and variance, come in pairs");
+    if ((each[0] == NULL) != (each[1] == NULL) || (each[2] == NULL) != (each[3] == NULL)) {
+        mui_op_fail(t, MU_ERR_ARG, op, "weight and bias, and running mean and variance, come in pairs");
         return true;
     }
-    if (mean != NULL && (!mui_tensor_is_plain(mean) || !mui_tensor_is_plain(var))) {
-        mui_op_fail(t, MU_ERR_ARG, "batch_norm", "running statistics are not contiguous");
+    if (each[2] != NULL && (!mui_tensor_is_plain(each[2]) || !mui_tensor_is_plain(each[3]))) {
+        mui_op_fail(t, MU_ERR_ARG, op, "running statistics are not contiguous");
         return true;
     }
     if (!(o->momentum >= 0.0f && o->momentum <= 1.0f && o->eps >= 0.0f)) { /* not NaN either */
-        mui_op_fail(t, MU_ERR_ARG, "batch_norm", "momentum %g is not in [0, 1] or eps %g is negative",
-                    (double)o->momentum, (double)o->eps);
+        mui_op_fail(t, MU_ERR_ARG, op, "momentum %g is not in [0, 1] or eps %g is negative", (double)o->momentum,
+                    (double)o->eps);
         return true;
     }
     int64_t per = x->dims.dim[0];
     for (int i = 2; i < x->dims.ndim; i++) {
         per *= x->dims.dim[i];
     }
-    if (per == 1 && c > 0 && !(o->evaluate && mean != NULL)) {
-        mui_op_fail(t, MU_ERR_SHAPE, "batch_norm",
+    if (alone && per == 1 && c > 0 && !(o->evaluate && each[2] != NULL)) {
+        mui_op_fail(t, MU_ERR_SHAPE, op,
                     "training needs more than one value per channel, input is %s: drop a last batch of one",
                     mui_dims_text(x->dims, xt));
         return true;
@@ -112,18 +121,26 @@ static bool norm_bad(mu_tape *t, const mu_tensor *x, const mu_tensor *weight, co
     return false;
 }
 
-static void update_running(mu_tensor *running_mean, mu_tensor *running_var, const float *stats, int64_t c, int64_t count,
-                           float momentum)
+void mui_norm_update_running(mu_tensor *running_mean, mu_tensor *running_var, const float *batch_mean,
+                             const float *batch_var, int64_t c, int64_t count, float momentum)
 {
     float m = momentum > 0.0f ? momentum : 0.1f;
     float *mean = mui_floats(running_mean), *var = mui_floats(running_var);
     float unbias = (float)((double)count / (double)(count - 1));
     for (int64_t i = 0; i < c; i++) {
-        mean[i] = (1.0f - m) * mean[i] + m * stats[i];
-        var[i] = (1.0f - m) * var[i] + m * stats[c + i] * unbias;
+        mean[i] = (1.0f - m) * mean[i] + m * batch_mean[i];
+        var[i] = (1.0f - m) * var[i] + m * batch_var[i] * unbias;
     }
     mui_tensor_touch(running_mean);
     mui_tensor_touch(running_var);
+}
+
+mui_norm_shape mui_norm_shape_of(const mu_tensor *x, const mu_batch_norm_options *o)
+{
+    bool image = x->dims.ndim == 4;
+    return (mui_norm_shape){.n = x->dims.dim[0], .c = x->dims.dim[1], .h = image ? x->dims.dim[2] : 1,
+                            .w = image ? x->dims.dim[3] : 1, .layout = x->layout, .relu = o->relu,
+                            .eps = o->eps > 0.0f ? o->eps : 1e-5f};
 }
 
 /* Runs the kernel; saved gets statistics and mask, saved_count is how many there are, also on failure. */
@@ -161,14 +178,8 @@ mu_tensor *mu_batch_norm(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor 
 {
     static const mu_batch_norm_options defaults;
     const mu_batch_norm_options *o = options != NULL ? options : &defaults;
-    mu_tensor *all[5] = {x, weight, bias, running_mean, running_var};
-    int given = 0;
-    for (int i = 0; i < 5; i++) {
-        if (i == 0 || all[i] != NULL) {
-            all[given++] = all[i];
-        }
-    }
-    if (mui_floats_bad(t, "batch_norm", all, given) || norm_bad(t, x, weight, bias, running_mean, running_var, o)) {
+    mui_norm_args args = {x, weight, bias, running_mean, running_var};
+    if (mui_norm_bad(t, "batch_norm", &args, o, true)) {
         return NULL;
     }
     mu_tensor *in[3] = {mui_in_layout(t, x, x->layout), mui_in_layout(t, weight, NULL), mui_in_layout(t, bias, NULL)};
@@ -178,9 +189,7 @@ mu_tensor *mu_batch_norm(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor 
     a.affine = weight != NULL;
     a.evaluate = o->evaluate && running_mean != NULL;
     a.empty = mui_dims_elements(x->dims) == 0;
-    a.shape = (mui_norm_shape){.n = x->dims.dim[0], .c = x->dims.dim[1], .h = x->dims.ndim == 4 ? x->dims.dim[2] : 1,
-                               .w = x->dims.ndim == 4 ? x->dims.dim[3] : 1, .layout = x->layout, .relu = o->relu,
-                               .eps = o->eps > 0.0f ? o->eps : 1e-5f};
+    a.shape = mui_norm_shape_of(x, o);
     mu_tensor *y = in[0] != NULL ? mui_tensor_new(t, x->dims, MU_F32, x->layout) : NULL;
     if (y == NULL || (weight != NULL && (in[1] == NULL || in[2] == NULL))) {
         return NULL;
@@ -197,8 +206,9 @@ mu_tensor *mu_batch_norm(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor 
         return NULL;
     }
     if (!a.evaluate && running_mean != NULL) {
-        update_running(running_mean, running_var, saved[0]->data, a.shape.c, a.shape.n * a.shape.h * a.shape.w,
-                       o->momentum);
+        const float *stats = saved[0]->data;
+        mui_norm_update_running(running_mean, running_var, stats, stats + a.shape.c, a.shape.c,
+                                a.shape.n * a.shape.h * a.shape.w, o->momentum);
     }
     uint32_t reads = MUI_READS_IN(0) | (weight != NULL ? MUI_READS_IN(1) : 0) |
                      (o->relu && saved_count < 2 ? MUI_READS_OUT : 0);
@@ -240,4 +250,4 @@ static mu_tensor *norm_sample(mu_tape *t, int i, uint64_t seed)
 }
 
 const mui_op mui_op_batch_norm = {"batch_norm", norm_backward, norm_sample,
-                                  MUI_READS_IN(0) | MUI_READS_IN(1) | MUI_READS_OUT};
+                                  MUI_READS_IN(0) | MUI_READS_IN(1) | MUI_READS_OUT, false};

@@ -181,5 +181,5 @@ static mu_tensor *avg_sample(mu_tape *t, int i, uint64_t seed)
     return kh == 0 ? mu_global_avg_pool2d(t, x) : mu_avg_pool2d(t, x, kh, kw, &o);
 }
 
-const mui_op mui_op_max_pool2d = {"max_pool2d", pool_backward, max_sample, 0};
-const mui_op mui_op_avg_pool2d = {"avg_pool2d", pool_backward, avg_sample, 0};
+const mui_op mui_op_max_pool2d = {"max_pool2d", pool_backward, max_sample, 0, false};
+const mui_op mui_op_avg_pool2d = {"avg_pool2d", pool_backward, avg_sample, 0, false};

@@ -78,8 +78,8 @@ static mu_tensor *mean_sample(mu_tape *t, int i, uint64_t seed)
     return total_sample(t, i, seed, mu_mean);
 }
 
-const mui_op mui_op_sum = {"sum", sum_backward, sum_sample, 0};
-const mui_op mui_op_mean = {"mean", mean_backward, mean_sample, 0};
+const mui_op mui_op_sum = {"sum", sum_backward, sum_sample, 0, false};
+const mui_op mui_op_mean = {"mean", mean_backward, mean_sample, 0, false};
 
 /* -- softmax ---------------------------------------------------------------------------------------------------- */
 
@@ -165,5 +165,5 @@ static mu_tensor *log_softmax_sample(mu_tape *t, int i, uint64_t seed)
     return x != NULL ? mu_log_softmax(t, x) : NULL;
 }
 
-const mui_op mui_op_softmax = {"softmax", plain_softmax_backward, softmax_sample, MUI_READS_OUT};
-const mui_op mui_op_log_softmax = {"log_softmax", log_softmax_backward, log_softmax_sample, MUI_READS_OUT};
+const mui_op mui_op_softmax = {"softmax", plain_softmax_backward, softmax_sample, MUI_READS_OUT, false};
+const mui_op mui_op_log_softmax = {"log_softmax", log_softmax_backward, log_softmax_sample, MUI_READS_OUT, false};

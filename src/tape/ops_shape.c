@@ -77,7 +77,7 @@ static mu_tensor *reshape_sample(mu_tape *t, int i, uint64_t seed)
     }
 }
 
-const mui_op mui_op_reshape = {"reshape", reshape_backward, reshape_sample, 0};
+const mui_op mui_op_reshape = {"reshape", reshape_backward, reshape_sample, 0, false};
 
 /* -- permute ---------------------------------------------------------------------------------------------------- */
 
@@ -150,7 +150,7 @@ static mu_tensor *permute_sample(mu_tape *t, int i, uint64_t seed)
     }
 }
 
-const mui_op mui_op_permute = {"permute", permute_backward, permute_sample, 0};
+const mui_op mui_op_permute = {"permute", permute_backward, permute_sample, 0, false};
 
 /* -- narrow ----------------------------------------------------------------------------------------------------- */
 
@@ -223,7 +223,7 @@ static mu_tensor *narrow_sample(mu_tape *t, int i, uint64_t seed)
     }
 }
 
-const mui_op mui_op_narrow = {"narrow", narrow_backward, narrow_sample, 0};
+const mui_op mui_op_narrow = {"narrow", narrow_backward, narrow_sample, 0, false};
 
 /* -- concat ----------------------------------------------------------------------------------------------------- */
 
@@ -332,4 +332,4 @@ static mu_tensor *concat_sample(mu_tape *t, int i, uint64_t seed)
     }
 }
 
-const mui_op mui_op_concat = {"concat", concat_backward, concat_sample, 0};
+const mui_op mui_op_concat = {"concat", concat_backward, concat_sample, 0, false};

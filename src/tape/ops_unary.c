@@ -135,13 +135,13 @@ static mu_tensor *scale_sample(mu_tape *t, int i, uint64_t seed)
     return x != NULL ? mu_scale(t, x, -1.5f) : NULL;
 }
 
-const mui_op mui_op_relu = {"relu", unary_backward, relu_sample, MUI_READS_OUT};
-const mui_op mui_op_leaky_relu = {"leaky_relu", unary_backward, leaky_relu_sample, MUI_READS_IN(0)};
-const mui_op mui_op_sigmoid = {"sigmoid", unary_backward, sigmoid_sample, MUI_READS_OUT};
-const mui_op mui_op_tanh = {"tanh", unary_backward, tanh_sample, MUI_READS_OUT};
-const mui_op mui_op_gelu = {"gelu", unary_backward, gelu_sample, MUI_READS_IN(0)};
-const mui_op mui_op_softplus = {"softplus", unary_backward, softplus_sample, MUI_READS_IN(0)};
-const mui_op mui_op_scale = {"scale", unary_backward, scale_sample, 0};
+const mui_op mui_op_relu = {"relu", unary_backward, relu_sample, MUI_READS_OUT, false};
+const mui_op mui_op_leaky_relu = {"leaky_relu", unary_backward, leaky_relu_sample, MUI_READS_IN(0), false};
+const mui_op mui_op_sigmoid = {"sigmoid", unary_backward, sigmoid_sample, MUI_READS_OUT, false};
+const mui_op mui_op_tanh = {"tanh", unary_backward, tanh_sample, MUI_READS_OUT, false};
+const mui_op mui_op_gelu = {"gelu", unary_backward, gelu_sample, MUI_READS_IN(0), false};
+const mui_op mui_op_softplus = {"softplus", unary_backward, softplus_sample, MUI_READS_IN(0), false};
+const mui_op mui_op_scale = {"scale", unary_backward, scale_sample, 0, false};
 
 /* -- dropout ---------------------------------------------------------------------------------------------------- */
 
@@ -189,7 +189,7 @@ static mu_tensor *dropout_sample(mu_tape *t, int i, uint64_t seed)
     return x != NULL ? mu_dropout(t, x, i == 0 ? 0.0f : 0.4f) : NULL;
 }
 
-const mui_op mui_op_dropout = {"dropout", dropout_backward, dropout_sample, 0};
+const mui_op mui_op_dropout = {"dropout", dropout_backward, dropout_sample, 0, false};
 
 /* -- detach ----------------------------------------------------------------------------------------------------- */
 
@@ -209,4 +209,4 @@ static mu_tensor *detach_sample(mu_tape *t, int i, uint64_t seed)
 }
 
 /* No backward: the table's one row whose result never has a gradient. */
-const mui_op mui_op_detach = {"detach", NULL, detach_sample, 0};
+const mui_op mui_op_detach = {"detach", NULL, detach_sample, 0, false};

@@ -151,6 +151,11 @@ void mui_store_zero_grad(mui_store *s);
 /* Marks what the loss depends on, counts reads of each parameter of `s` (NULL loss: none), and finds the reason for
  * each absent one. */
 mu_status mui_backward_mark(mu_tape *t, mu_tensor *loss, mui_store *s) MU_MUST_USE;
+/* Operations on the way to the marked loss that make collectives in backward. */
+int64_t mui_backward_collectives(const mu_tape *t);
+/* An operation that makes a collective found that another rank abandoned the step: it returned NULL without an error,
+ * or its backward MU_SKIPPED. Why, until the tape's reset; NULL: nothing of the kind. */
+const char *mui_tape_skipped(const mu_tape *t);
 /* Runs backward with d loss = seed; calls s->ready as gradients complete. After mui_backward_mark of the same loss. */
 mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s) MU_MUST_USE;
 

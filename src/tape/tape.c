@@ -45,6 +45,11 @@ mu_tape *mu_tape_new(mu_context *c, const mu_tape_options *options)
     return mui_context_own(c, t, destroy, MUI_OWN_FIRST) == MU_OK ? t : NULL;
 }
 
+const char *mui_tape_skipped(const mu_tape *t)
+{
+    return t->skipped[0] != '\0' ? t->skipped : NULL;
+}
+
 void mu_tape_reset(mu_tape *t)
 {
     if (t == NULL) {
@@ -68,6 +73,8 @@ void mu_tape_reset(mu_tape *t)
     }
     t->draws = 0;
     t->began = 0;
+    t->group_calls = 0;
+    t->skipped[0] = '\0';
     t->sample_leaves = 0;
     t->step++;
     t->module = NULL;

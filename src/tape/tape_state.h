@@ -39,6 +39,9 @@ struct mu_tape {
     mui_region *regions;     /* open no-grad regions; they stay open over a reset */
     size_t region_count, region_capacity;
     uint64_t step, draws;
+    int64_t collectives;     /* of the last marking, see mui_backward_collectives */
+    uint64_t group_calls;    /* collectives that operations made since the reset */
+    char skipped[256];       /* see mui_tape_skipped; "": nothing */
     double began;            /* when the first node was recorded, mui_now; 0: none since the reset */
     const char *module;      /* arena copy of the module path of the last node: most nodes share it with the next */
     mu_tensor *marked;       /* loss of the last marking */
