@@ -13,12 +13,10 @@
 extern "C" {
 #endif
 
-/* Computes the module's output. self is what mu_module_new was given. Called with the module path pushed, so that
- * errors and reports name it. Call children with mu_forward. */
-typedef mu_tensor *(*mu_forward_fn)(void *self, mu_tape *t, mu_tensor *x);
-
 typedef struct mu_module_options {
-    mu_forward_fn forward;        /* NULL: children in order, as torch.nn.Sequential */
+    /* mu_forward_fn of <muster/tape.h>: computes the module's output. Called with the module path pushed, so that errors
+     * and reports name it. Calls children with mu_forward. NULL: children in order, as torch.nn.Sequential. */
+    mu_forward_fn forward;
     void *self;                   /* passed to forward; NULL: the mu_module itself */
     void (*destroy)(void *self);  /* called once when the module is freed; NULL: nothing */
     const char *extra;            /* text for printing, e.g. "in=3, out=16"; copied; may be NULL */
@@ -76,6 +74,14 @@ MU_API bool mu_module_is_training(const mu_module *m);
 
 /* Runs a module; up to 1,000 within each other. The first use of a tree, or of a changed one, lays out its memory. */
 MU_API mu_tensor *mu_forward(mu_tape *t, mu_module *m, mu_tensor *x);
+
+/* Runs a module as mu_checkpoint does: its values are dropped after the forward and made again in backward. */
+MU_API mu_tensor *mu_checkpoint_forward(mu_tape *t, mu_module *m, mu_tensor *x);
+/* Has mu_forward do that (on), or not any more, with each module below root whose path matches the glob: "layer1.*",
+ * "layer?.?", "fc". Of modules within each other that match only the outermost is picked; another call may pick more
+ * within it. A pattern that matches no module is MU_ERR_ARG. *count (may be NULL) is how many were picked. Not saved in
+ * checkpoints; a replaced module's successor is not picked. Ranks need not agree. */
+MU_API mu_status mu_module_checkpoint(mu_module *root, const char *pattern, bool on, int64_t *count) MU_MUST_USE;
 
 /* Visits in PyTorch's state_dict order: each module's own parameters, then its buffers, then its children, all in
  * order of registration. A shared parameter is visited once, under its first name, by mu_module_each_parameter, and

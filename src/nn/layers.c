@@ -2,6 +2,7 @@
 #include "nn/nn.h"
 #include "base/alloc.h"
 #include "base/text.h"
+#include "tape/segment.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -176,14 +177,14 @@ static mu_tensor *norm_forward_with(layer *l, mu_tape *t, mu_tensor *x, bool rel
 {
     mu_batch_norm_options o = l->norm;
     o.relu = o.relu || relu;
-    o.evaluate = o.evaluate || !l->module->training;
+    o.evaluate = o.evaluate || !mui_tape_decide(t, l->module->training);
     int64_t *batches = (int64_t *)l->batches->data;
     if (o.momentum < 0) {
         o.momentum = (float)(1.0 / (double)(*batches + 1)); /* the mean over all batches so far */
     }
     mu_tensor *y =
         mu_sync_batch_norm(t, x, value(l->weight), value(l->bias), l->running_mean, l->running_var, l->group, &o);
-    if (y != NULL && !o.evaluate) {
+    if (y != NULL && !o.evaluate && !mui_tape_recomputes(t)) {
         (*batches)++;
     }
     return y;
@@ -323,7 +324,7 @@ mu_module *mu_relu_layer(mu_context *c)
 static mu_tensor *dropout_forward(void *self, mu_tape *t, mu_tensor *x)
 {
     layer *l = self;
-    return l->module->training ? mu_dropout(t, x, l->p) : x;
+    return mui_tape_decide(t, l->module->training) ? mu_dropout(t, x, l->p) : x;
 }
 
 mu_module *mu_dropout_layer(mu_context *c, float p)
@@ -415,7 +416,7 @@ mu_status mu_sequential_append(mu_module *sequential, mu_module *child)
 /* -- fused pairs ------------------------------------------------------------------------------------------------ */
 mu_tensor *mui_forward_norm_relu(mu_tape *t, mu_module *norm, mu_tensor *x)
 {
-    if (norm == NULL || norm->forward != norm_forward) {
+    if (norm == NULL || norm->forward != norm_forward || norm->checkpoint) {
         return norm != NULL ? mu_relu(t, mu_forward(t, norm, x)) : NULL;
     }
     /* For this one call the layer runs as norm and relu, so that mu_forward's checks and path are as ever. */

@@ -2,6 +2,8 @@
 #include "nn/nn.h"
 #include "base/alloc.h"
 #include "base/beacon.h"
+#include "base/glob.h"
+#include "base/text.h"
 
 #include <string.h>
 
@@ -477,8 +479,9 @@ static mu_tensor *children_in_order(mu_module *m, mu_tape *t, mu_tensor *x)
     return x;
 }
 
-static mu_tensor *run(mu_tape *t, mu_module *m, mu_tensor *x)
+static mu_tensor *run_directly(void *self, mu_tape *t, mu_tensor *x)
 {
+    mu_module *m = self;
     mu_context *c = m->source.context;
     if (c->depth >= DEEPEST) {
         mui_fail(c, MU_ERR_LIMIT, "forward of %s: %d forwards within each other: does one call itself?", m->kind, DEEPEST);
@@ -488,6 +491,11 @@ static mu_tensor *run(mu_tape *t, mu_module *m, mu_tensor *x)
     mu_tensor *y = m->forward != NULL ? m->forward(m->self, t, x) : children_in_order(m, t, x);
     c->depth--;
     return y;
+}
+
+static mu_tensor *run(mu_tape *t, mu_module *m, mu_tensor *x)
+{
+    return m->checkpoint ? mu_checkpoint(t, run_directly, m, x) : run_directly(m, t, x);
 }
 
 mu_tensor *mu_forward(mu_tape *t, mu_module *m, mu_tensor *x)
@@ -524,6 +532,57 @@ mu_tensor *mu_forward(mu_tape *t, mu_module *m, mu_tensor *x)
     c->path_len = saved_len;
     mui_go(c, before.stage, before.path);
     return y;
+}
+
+static mu_tensor *forward_of(void *self, mu_tape *t, mu_tensor *x)
+{
+    return mu_forward(t, self, x);
+}
+
+mu_tensor *mu_checkpoint_forward(mu_tape *t, mu_module *m, mu_tensor *x)
+{
+    return t != NULL && m != NULL && x != NULL ? mu_checkpoint(t, forward_of, m, x) : mu_forward(t, m, x);
+}
+
+/* Picks m, or else those below it that the pattern matches, not what is below these. */
+static int64_t pick(mu_module *m, const char *pattern, const char *path, bool on)
+{
+    if (path[0] != '\0' && mui_glob_match(pattern, path)) {
+        m->checkpoint = on;
+        return 1;
+    }
+    int64_t picked = 0;
+    for (size_t i = 0; i < m->child_count; i++) {
+        mui_text below;
+        mui_text_init(&below, m->source.context);
+        mui_text_add(&below, "%s%s%s", path, path[0] != '\0' ? "." : "", m->children[i]->name);
+        picked += pick(m->children[i], pattern, mui_text_get(&below), on);
+        mui_text_free(&below);
+    }
+    return picked;
+}
+
+mu_status mu_module_checkpoint(mu_module *root, const char *pattern, bool on, int64_t *count)
+{
+    if (root == NULL) {
+        return MU_ERR_ARG;
+    }
+    mu_context *c = root->source.context;
+    if (mui_failed(c)) {
+        return mu_context_status(c);
+    }
+    int64_t picked = pattern != NULL ? pick(root, pattern, "", on) : 0;
+    if (mui_failed(c)) {
+        return mu_context_status(c);
+    }
+    if (picked == 0) {
+        return mui_fail(c, MU_ERR_ARG, "checkpoint: no module of the %s matches \"%s\"", root->kind,
+                        pattern != NULL ? pattern : "(NULL)");
+    }
+    if (count != NULL) {
+        *count = picked;
+    }
+    return MU_OK;
 }
 
 void mu_module_train(mu_module *m, bool training)

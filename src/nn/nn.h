@@ -48,6 +48,7 @@ struct mu_module {
     mu_module **children;
     size_t param_count, param_capacity, buffer_count, buffer_capacity, child_count, child_capacity;
     bool training;
+    bool checkpoint;        /* mu_forward runs it as a segment, see mu_module_checkpoint */
     bool removed;           /* out of its tree and freed but for this struct, which users still hold */
     const char *head;       /* path of the classification head, where the zoo knows it; static or in head_text */
     char head_text[24];

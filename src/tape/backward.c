@@ -16,8 +16,7 @@ static void complete(mu_parameter *p, mui_store *s)
     }
 }
 
-/* Intermediate values go when nothing will read them any more; what the user put in or holds on to stays. */
-static void release_if_idle(mu_tape *t, mu_tensor *x)
+void mui_release_if_idle(mu_tape *t, mu_tensor *x)
 {
     bool intermediate = mui_maker_of(x) != NULL || x->alias_of != NULL;
     if (x->tape != NULL && intermediate && !x->retained && !x->released && x != t->marked && x->consumers == 0 &&
@@ -30,6 +29,7 @@ static void retire(mu_tape *t, mui_node *n, mui_store *s)
 {
     if (!t->options.retain_graph && !n->done) {
         n->done = true;
+        n->counted = false;
         for (int k = 0; k < n->saved_count; k++) {
             mui_storage_release(n->saved[k]);
             n->saved[k] = NULL;
@@ -39,15 +39,15 @@ static void retire(mu_tape *t, mui_node *n, mui_store *s)
             if (x->tape != NULL) {
                 x->consumers--;
                 x->needed -= k < 31 && (n->reads & MUI_READS_IN(k)) != 0;
-                release_if_idle(t, x);
+                mui_release_if_idle(t, x);
             }
             if (base != x && base->tape != NULL) {
                 base->consumers--;
-                release_if_idle(t, base);
+                mui_release_if_idle(t, base);
             }
         }
         n->out->needed -= (n->reads & MUI_READS_OUT) != 0;
-        release_if_idle(t, n->out);
+        mui_release_if_idle(t, n->out);
     }
     for (int k = 0; k < n->in_count; k++) {
         mu_parameter *p = mui_base_of(n->in[k])->parameter;
@@ -148,7 +148,11 @@ mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s
     mui_node *last = mui_maker_of(loss);
     for (size_t i = last != NULL ? (size_t)last->index + 1 : 0; i-- > 0 && r == MU_OK;) {
         mui_node *n = t->nodes[i];
-        if (n->reaches_loss) {
+        if (n->reaches_loss && n->segment != NULL && !n->segment->live && !n->done) {
+            r = mui_segment_need(t, n);
+            module = NULL;
+        }
+        if (r == MU_OK && n->reaches_loss) {
             if (n->module != module) {
                 module = n->module;
                 mui_go(c, MUI_BACKWARD, module);
@@ -158,7 +162,9 @@ mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s
                 retire(t, n, s);
             }
         }
+        mui_segment_behind(t, i);
     }
+    mui_segment_behind(t, 0);
     for (mu_tensor *x = t->tensors; x != NULL; x = x->next) {
         if (x->grad_storage != NULL) {
             if (r == MU_OK && x->wants_own_grad) {

@@ -11,6 +11,9 @@ static mu_status check_loss(mu_tape *t, mu_tensor *loss)
 {
     mu_context *c = t->context;
     char text[MUI_DIMS_TEXT];
+    if (t->segment != NULL) {
+        return mui_fail(c, MU_ERR_STATE, "backward within the function of a checkpointed segment");
+    }
     if (t->options.no_grad) {
         return mui_fail(c, MU_ERR_STATE, "backward on a tape that was opened with no_grad: nothing was recorded");
     }
@@ -77,7 +80,7 @@ static mu_status visit_reaching(mu_tape *t, mui_node *n)
     for (int k = 0; k < n->in_count; k++) {
         mu_tensor *base = mui_base_of(n->in[k]);
         mui_node *maker = mui_maker_of(base);
-        if (!n->done) {
+        if (n->counted) {
             /* As mui_record counts consumers: the copy and what it is a copy of; nothing of the context. */
             base->reaching += base->tape != NULL;
             n->in[k]->reaching += n->in[k] != base;

@@ -35,6 +35,9 @@ struct mui_node {
     void *attr;           /* arena, of the op: shapes, plans, saved small things */
     mui_storage **saved;  /* arena; released when the node has run backward: workspaces, masks */
     int saved_count;
+    size_t attr_bytes;
+    struct mui_segment *segment; /* the innermost that it is part of, or NULL */
+    bool counted;         /* its reads are in its inputs' consumers and needed: not of a dropped segment */
     const char *module;   /* arena, path of the module that ran it, "" at top */
     uint32_t reads;       /* of the op, or narrower */
     uint32_t index;       /* position on the tape */

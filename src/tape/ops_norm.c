@@ -1,5 +1,6 @@
 /* Batch normalisation. */
 #include "tape/ops_norm.h"
+#include "tape/segment.h"
 
 #include <string.h>
 
@@ -165,8 +166,17 @@ static mu_status norm_run(mu_tape *t, const norm_attr *a, mu_tensor *const *in, 
     float *stats = saved[0]->data;
     const float *gamma = a->affine ? mui_cfloats(in[1]) : NULL, *beta = a->affine ? mui_cfloats(in[2]) : NULL;
     if (a->evaluate) {
-        memcpy(stats, running_mean->data, (size_t)s->c * sizeof(float));
-        memcpy(stats + s->c, running_var->data, (size_t)s->c * sizeof(float));
+        size_t bytes = (size_t)s->c * sizeof(float);
+        const void *first = mui_tape_recall(t, bytes * 2); /* the buffers may have moved on since */
+        if (first != NULL) {
+            memcpy(stats, first, bytes * 2);
+        } else {
+            memcpy(stats, running_mean->data, bytes);
+            memcpy(stats + s->c, running_var->data, bytes);
+        }
+        if (mui_failed(mui_tape_context(t)) || mui_tape_remember(t, stats, bytes * 2) != MU_OK) {
+            return mu_context_status(mui_tape_context(t));
+        }
         return mui_batch_norm_forward_eval(e, s, mui_cfloats(in[0]), gamma, beta, stats, stats + s->c, mui_floats(y));
     }
     return mui_batch_norm_forward(e, s, mui_cfloats(in[0]), gamma, beta, mui_floats(y), stats, stats + s->c,
@@ -205,7 +215,7 @@ mu_tensor *mu_batch_norm(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor 
         }
         return NULL;
     }
-    if (!a.evaluate && running_mean != NULL) {
+    if (!a.evaluate && running_mean != NULL && !mui_tape_recomputes(t)) {
         const float *stats = saved[0]->data;
         mui_norm_update_running(running_mean, running_var, stats, stats + a.shape.c, a.shape.c,
                                 a.shape.n * a.shape.h * a.shape.w, o->momentum);

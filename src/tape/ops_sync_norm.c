@@ -166,6 +166,25 @@ static mu_status find_statistics(mu_tape *t, sync_attr *a, const mu_tensor *x, m
     return r;
 }
 
+/* The same; in a recompute what was found in the first run, since the other ranks may not come a second time. There is
+ * room for a double behind the statistics. */
+static mu_status statistics(mu_tape *t, sync_attr *a, const mu_tensor *x, mu_tensor *y, float *stats)
+{
+    size_t bytes = (size_t)a->shape.c * 2 * sizeof(float);
+    const char *first = mui_tape_recall(t, bytes + sizeof(double));
+    if (first != NULL) {
+        memcpy(stats, first, bytes);
+        memcpy(&a->total, first + bytes, sizeof(double));
+        return MU_OK;
+    }
+    if (mui_failed(t->context)) {
+        return mu_context_status(t->context);
+    }
+    mu_status r = find_statistics(t, a, x, y, stats);
+    memcpy((char *)stats + bytes, &a->total, sizeof(double));
+    return r == MU_OK ? mui_tape_remember(t, stats, bytes + sizeof(double)) : r;
+}
+
 static mu_tensor *sync_norm(mu_tape *t, const mui_norm_args *args, mu_group *g, const mu_batch_norm_options *o)
 {
     mu_tensor *x = args->x;
@@ -182,12 +201,12 @@ static mu_tensor *sync_norm(mu_tape *t, const mui_norm_args *args, mu_group *g, 
     if (y == NULL || (affine && (in[1] == NULL || in[2] == NULL))) {
         return NULL;
     }
-    mui_storage *saved = mui_storage_new(t->pool, ((size_t)a.shape.c * 2 + 1) * sizeof(float));
+    mui_storage *saved = mui_storage_new(t->pool, ((size_t)a.shape.c * 2 + 2) * sizeof(float));
     if (saved == NULL) {
         return NULL;
     }
     float *stats = saved->data, *var = stats + a.shape.c;
-    mu_status r = find_statistics(t, &a, in[0], y, stats);
+    mu_status r = statistics(t, &a, in[0], y, stats);
     if (r == MU_OK && !a.empty) {
         r = mui_batch_norm_forward_eval(t->engine, &a.shape, mui_cfloats(in[0]), affine ? mui_cfloats(in[1]) : NULL,
                                         affine ? mui_cfloats(in[2]) : NULL, stats, var, mui_floats(y));
@@ -196,7 +215,7 @@ static mu_tensor *sync_norm(mu_tape *t, const mui_norm_args *args, mu_group *g, 
         mui_storage_release(saved);
         return NULL;
     }
-    if (args->running_mean != NULL && a.total > 1) {
+    if (args->running_mean != NULL && a.total > 1 && !mui_tape_recomputes(t)) {
         mui_norm_update_running(args->running_mean, args->running_var, stats, var, a.shape.c, (int64_t)a.total,
                                 o->momentum);
     }

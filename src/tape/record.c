@@ -65,6 +65,14 @@ bool mui_inputs_bad(mu_tape *t, const char *op, mu_tensor *const *in, int count)
                         in[i]->context != t->context ? "context" : "tape");
             return true;
         }
+        if (in[i]->dropped) {
+            char text[MUI_DIMS_TEXT];
+            mui_op_fail(t, MU_ERR_STATE, op,
+                        "input %d, of shape %s, was made in a checkpointed segment, which keeps only its outputs: "
+                        "mu_tensor_retain in the segment keeps it, or make it an output (mu_checkpoint_many)",
+                        i, mui_dims_text(in[i]->dims, text));
+            return true;
+        }
         if (in[i]->released) {
             char text[MUI_DIMS_TEXT];
             mui_op_fail(t, MU_ERR_STATE, op,
@@ -94,7 +102,26 @@ bool mui_floats_bad(mu_tape *t, const char *op, mu_tensor *const *in, int count)
     return false;
 }
 
-mu_tensor *mui_tensor_new(mu_tape *t, mu_dims dims, mu_dtype dtype, const mui_layout *layout)
+/* A tensor of the tape like x, whose reference to memory it takes over, also on failure. */
+static mu_tensor *enter_tensor(mu_tape *t, const mu_tensor *x, bool is_copy)
+{
+    mu_tensor *y = is_copy ? NULL : mui_segment_tensor(t, x);
+    if (y != NULL) {
+        return y;
+    }
+    y = mui_arena_alloc(&t->arena, sizeof(*y));
+    if (y == NULL) {
+        mui_storage_release(x->storage);
+        return NULL;
+    }
+    *y = *x;
+    y->next = t->tensors;
+    t->tensors = y;
+    return is_copy || mui_segment_made(t, y) ? y : NULL;
+}
+
+/* Converted copies are apart: a recompute may need others than the first run did. */
+static mu_tensor *new_tensor(mu_tape *t, mu_dims dims, mu_dtype dtype, const mui_layout *layout, bool is_copy)
 {
     size_t bytes = 0;
     if (mui_dims_check(t->context, dims, dtype, &bytes) != MU_OK) {
@@ -103,41 +130,37 @@ mu_tensor *mui_tensor_new(mu_tape *t, mu_dims dims, mu_dtype dtype, const mui_la
     if (layout != NULL) {
         bytes = mui_bytes_in_layout(dims, layout);
     }
-    mu_tensor *x = mui_arena_alloc(&t->arena, sizeof(*x));
     /* Empty tensors get memory too: a kernel may then form a pointer without a special case. */
-    mui_storage *s = x != NULL ? mui_storage_new(t->pool, bytes > 0 ? bytes : 1) : NULL;
+    mui_storage *s = mui_storage_new(t->pool, bytes > 0 ? bytes : 1);
     if (s == NULL) {
         return NULL;
     }
-    *x = (mu_tensor){.context = t->context, .tape = t, .dtype = dtype, .dims = dims, .layout = layout, .storage = s,
-                     .data = s->data};
-    mui_strides_plain(dims, x->stride);
-    x->next = t->tensors;
-    t->tensors = x;
-    return x;
+    mu_tensor x = {.context = t->context, .tape = t, .dtype = dtype, .dims = dims, .layout = layout, .storage = s,
+                   .data = s->data};
+    mui_strides_plain(dims, x.stride);
+    return enter_tensor(t, &x, is_copy);
+}
+
+mu_tensor *mui_tensor_new(mu_tape *t, mu_dims dims, mu_dtype dtype, const mui_layout *layout)
+{
+    return new_tensor(t, dims, dtype, layout, false);
 }
 
 mu_tensor *mui_tensor_view(mu_tape *t, mu_tensor *base, mu_dims dims, const int64_t *stride, int64_t offset)
 {
-    mu_tensor *x = mui_arena_alloc(&t->arena, sizeof(*x));
-    if (x == NULL) {
-        return NULL;
-    }
-    *x = (mu_tensor){.context = t->context, .tape = t, .dtype = base->dtype, .dims = dims, .layout = base->layout,
-                     .storage = base->storage};
+    mu_tensor x = {.context = t->context, .tape = t, .dtype = base->dtype, .dims = dims, .layout = base->layout,
+                   .storage = base->storage};
     /* Memory of the context (parameters) is not counted: it outlives the tape's use of it. */
     mui_storage_keep(base->storage);
     if (stride != NULL) {
-        memcpy(x->stride, stride, (size_t)dims.ndim * sizeof(*stride));
+        memcpy(x.stride, stride, (size_t)dims.ndim * sizeof(*stride));
     } else {
-        mui_strides_plain(dims, x->stride);
+        mui_strides_plain(dims, x.stride);
     }
     if (base->data != NULL) {
-        x->data = base->data + offset * (int64_t)mu_dtype_bytes(base->dtype);
+        x.data = base->data + offset * (int64_t)mu_dtype_bytes(base->dtype);
     }
-    x->next = t->tensors;
-    t->tensors = x;
-    return x;
+    return enter_tensor(t, &x, false);
 }
 
 static bool has_layout(const mu_tensor *x, const mui_layout *layout)
@@ -164,7 +187,7 @@ mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout)
         y = plain != NULL ? mui_in_layout(t, plain, layout) : NULL;
         return y;
     }
-    y = mui_tensor_new(t, x->dims, x->dtype, layout);
+    y = new_tensor(t, x->dims, x->dtype, layout, true);
     if (y == NULL) {
         return NULL;
     }
@@ -190,9 +213,9 @@ bool mui_tensor_wants_grad(const mu_tensor *x)
     return base->parameter != NULL ? !base->parameter->frozen : base->requires_grad;
 }
 
-bool mui_will_record(mu_tape *t, mu_tensor *const *in, int count)
+static bool will_record(mu_tape *t, mu_tensor *const *in, int count)
 {
-    if (t->options.no_grad || t->region_count > 0) {
+    if (t->options.no_grad || t->region_count > t->region_base) {
         return false;
     }
     for (int i = 0; i < count; i++) {
@@ -201,6 +224,11 @@ bool mui_will_record(mu_tape *t, mu_tensor *const *in, int count)
         }
     }
     return false;
+}
+
+bool mui_will_record(mu_tape *t, mu_tensor *const *in, int count)
+{
+    return mui_tape_decide(t, will_record(t, in, count));
 }
 
 /* Whether a report could one day ask what became of y. */
@@ -241,6 +269,7 @@ static mui_node *new_node(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor 
     n->in = inputs;
     n->in_count = in_count;
     n->module = module;
+    n->segment = t->segment;
     return n;
 }
 
@@ -273,7 +302,7 @@ static mu_tensor *note(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *co
         return NULL;
     }
     n->light = true;
-    if (t->region_count > 0) {
+    if (t->region_count > t->region_base) {
         n->region = region_name(t);
         if (n->region == NULL) {
             return NULL;
@@ -291,11 +320,31 @@ static void give_up(mui_storage *const *saved, int count)
     }
 }
 
+void mui_node_count(mui_node *n)
+{
+    for (int i = 0; i < n->in_count; i++) {
+        mu_tensor *x = n->in[i];
+        if (x->tape == NULL) {
+            continue; /* outlives the tape: nothing to count */
+        }
+        x->consumers++;
+        x->needed += i < 31 && (n->reads & MUI_READS_IN(i)) != 0;
+        if (x->alias_of != NULL && x->alias_of->tape != NULL) {
+            x->alias_of->consumers++;
+        }
+    }
+    n->out->needed += (n->reads & MUI_READS_OUT) != 0;
+    n->counted = true;
+}
+
 mu_tensor *mui_record_reads(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count,
                             const void *attr, size_t attr_bytes, mui_storage *const *saved, int saved_count,
                             uint32_t reads)
 {
-    if (y == NULL || op->backward == NULL || !mui_will_record(t, in, in_count)) {
+    if (y != NULL && t->replay.top != NULL) {
+        return mui_segment_record(t, op, y, in, in_count, attr, attr_bytes, saved, saved_count, reads);
+    }
+    if (y == NULL || op->backward == NULL || !will_record(t, in, in_count)) {
         give_up(saved, saved_count);
         return y == NULL ? NULL : note(t, op, y, in, in_count);
     }
@@ -320,17 +369,8 @@ mu_tensor *mui_record_reads(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tenso
     }
     n->saved_count = saved_count;
     n->reads = reads;
-    for (int i = 0; i < in_count; i++) {
-        if (in[i]->tape == NULL) {
-            continue; /* outlives the tape: nothing to count */
-        }
-        in[i]->consumers++;
-        in[i]->needed += i < 31 && (reads & MUI_READS_IN(i)) != 0;
-        if (in[i]->alias_of != NULL && in[i]->alias_of->tape != NULL) {
-            in[i]->alias_of->consumers++;
-        }
-    }
-    y->needed += (reads & MUI_READS_OUT) != 0;
+    n->attr_bytes = attr_bytes;
+    mui_node_count(n);
     y->requires_grad = true;
     enter_node(t, n);
     return y;

@@ -10,10 +10,14 @@ static void destroy(void *object)
 {
     mu_tape *t = object;
     mu_context *c = t->context;
+    t->segment = NULL;
     mu_tape_reset(t);
     mui_arena_free(&t->arena);
     mui_free(c, t->nodes);
     mui_free(c, t->regions);
+    mui_free(c, t->segments);
+    mui_free(c, t->made);
+    mui_free(c, t->memories);
     mui_free(c, t->backward.pending);
     mui_free(c, t->backward.given);
     mui_free(c, t->backward.temps);
@@ -55,6 +59,10 @@ void mu_tape_reset(mu_tape *t)
     if (t == NULL) {
         return;
     }
+    if (t->segment != NULL) {
+        mui_fail(t->context, MU_ERR_STATE, "mu_tape_reset within the function of a checkpointed segment: not done");
+        return;
+    }
     mui_grads_drop(&t->backward);
     for (size_t i = 0; i < t->node_count; i++) {
         mui_node *n = t->nodes[i];
@@ -67,6 +75,8 @@ void mu_tape_reset(mu_tape *t)
         mui_storage_release(x->grad_storage);
     }
     t->node_count = 0;
+    t->segment_count = t->made_count = t->memory_count = 0;
+    t->live = NULL;
     t->tensors = NULL;
     for (size_t i = 0; i < t->region_count; i++) {
         t->regions[i].copy = NULL;
@@ -247,7 +257,7 @@ void mu_no_grad_end(mu_tape *t)
     if (t == NULL) {
         return;
     }
-    if (t->region_count > 0) {
+    if (t->region_count > t->region_base) {
         t->region_count--;
     } else if (!mui_failed(t->context)) {
         mui_fail(t->context, MU_ERR_STATE, "mu_no_grad_end without mu_no_grad_begin");

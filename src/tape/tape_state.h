@@ -3,6 +3,7 @@
 #define MUI_TAPE_STATE_H
 
 #include "tape/op.h"
+#include "tape/segment.h"
 #include "tape/store.h"
 
 /* A contribution to a gradient that could not be written in place: added when the node's backward returns. */
@@ -16,6 +17,39 @@ typedef struct mui_region {
     char name[64];           /* cut off if longer */
     const char *copy;        /* the same in the arena, for nodes: made on demand, gone at reset */
 } mui_region;
+
+/* A part of the tape with a function that can run again. Of the arena. */
+struct mui_segment {
+    mu_forward_fn one;        /* one of these */
+    mu_segment_fn many;
+    void *self;
+    mu_tensor **in, **out;
+    int in_count, out_count;
+    bool *out_alive;          /* of each output, whether it had its memory before the segment was run again */
+    mui_segment *parent;
+    size_t order;             /* in the tape's segments; those within follow, up to segment_end */
+    size_t segment_end, node_first, node_end, tensor_first, tensor_end, memory_first;
+    uint64_t draws, step;
+    int64_t sample_leaves;
+    const char *path;         /* of the module that called */
+    mu_tensor *since;         /* newest tensor of the tape before the last run began */
+    mu_tensor **held;         /* tensors of outside that running again reads: kept while `holds` */
+    size_t held_count;
+    bool holds;
+    bool live;                /* recomputed: its nodes can run backward */
+};
+
+typedef struct mui_memory {
+    const void *data;
+    size_t bytes;
+} mui_memory;
+
+/* Where a recompute is. */
+typedef struct mui_replay {
+    mui_segment *top;         /* NULL: none is running */
+    size_t node, tensor, segment, memory;
+    bool strayed;             /* made a tensor that the first run did not */
+} mui_replay;
 
 struct mui_backward {
     mu_tape *tape;
@@ -38,10 +72,20 @@ struct mu_tape {
     mu_tensor *tensors;
     mui_region *regions;     /* open no-grad regions; they stay open over a reset */
     size_t region_count, region_capacity;
+    size_t region_base;      /* regions below are not those of the running segment's function */
     uint64_t step, draws;
     int64_t collectives;     /* of the last marking, see mui_backward_collectives */
     uint64_t group_calls;    /* collectives that operations made since the reset */
     char skipped[256];       /* see mui_tape_skipped; "": nothing */
+    mui_segment **segments;  /* in the order in which they began */
+    size_t segment_count, segment_capacity;
+    mui_segment *segment;    /* innermost whose function is running */
+    mui_segment *live;       /* innermost that backward is in */
+    mui_replay replay;
+    mu_tensor **made;        /* tensors of segments, in order */
+    size_t made_count, made_capacity;
+    mui_memory *memories;    /* of mui_tape_remember */
+    size_t memory_count, memory_capacity;
     double began;            /* when the first node was recorded, mui_now; 0: none since the reset */
     const char *module;      /* arena copy of the module path of the last node: most nodes share it with the next */
     mu_tensor *marked;       /* loss of the last marking */
@@ -66,6 +110,11 @@ static inline mui_node *mui_maker_of(const mu_tensor *t)
 {
     return t->requires_grad && t->node != NULL && !t->node->light ? t->node : NULL;
 }
+
+/* Counts the node's reads in its inputs' and output's fields. */
+void mui_node_count(mui_node *n);
+/* Gives an intermediate value back when nothing will read it any more; what the user put in or holds on to stays. */
+void mui_release_if_idle(mu_tape *t, mu_tensor *x);
 
 /* Drops a tensor's memory; reading it is an error from then on. */
 void mui_tensor_release(mu_tensor *t);

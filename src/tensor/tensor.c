@@ -134,6 +134,11 @@ const char *mui_dims_text(mu_dims dims, char out[MUI_DIMS_TEXT])
 
 static mu_status readable(const mu_tensor *t)
 {
+    if (t->dropped) {
+        return mui_fail(t->context, MU_ERR_STATE,
+                        "this tensor was made in a checkpointed segment, which keeps only its outputs: call "
+                        "mu_tensor_retain in the segment to read it later");
+    }
     if (t->released) {
         return mui_fail(t->context, MU_ERR_STATE,
                         "backward has given this tensor's memory back: call mu_tensor_retain before backward to read it "

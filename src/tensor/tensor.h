@@ -37,6 +37,9 @@ struct mu_tensor {
     int32_t consumers;            /* recorded reads that backward has not retired */
     int32_t reaching;             /* of them, those that the loss depends on; set by marking */
     int32_t needed;               /* nodes, not yet retired, whose backward reads this value */
+    uint32_t serial;              /* among tensors made in segments (tape/segment.h), from 1; 0: not in one */
+    bool dropped;                 /* released because its segment does not keep it */
+    struct mui_segment *held_by;  /* last segment that was found to read it from outside */
 };
 
 /* Fills strides of a plain row-major tensor. */
