@@ -123,6 +123,6 @@ typedef struct rows {
     const row *row;
     size_t count;
 } rows;
-extern const rows graph_rows, change_rows, step_rows, model_rows;
+extern const rows graph_rows, change_rows, step_rows, model_rows, segment_rows;
 
 #endif
