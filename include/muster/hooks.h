@@ -59,6 +59,13 @@ MU_API mu_status mu_ddp_set_hook(mu_ddp *d, const char *name, mu_bucket_hook hoo
  * the reduction is), bit for bit what it would be without a hook. Collective. */
 MU_API mu_status mu_bucket_all_reduce(mu_bucket *bucket) MU_MUST_USE;
 
+/* -- Ready-made hooks. All ranks set the same one with the same options, else MU_ERR_COMM naming both. -- */
+
+/* bfloat16: each rank divides its data by divisor, rounds to bfloat16 (nearest, ties to even; NaN stays NaN) and sends
+ * that, half the bytes. Every rank adds what all sent in rank order in float32, which is the gradient: not rounded to
+ * bfloat16 again. */
+MU_API mu_status mu_ddp_set_bf16(mu_ddp *d) MU_MUST_USE;
+
 #ifdef __cplusplus
 }
 #endif
