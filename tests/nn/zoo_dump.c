@@ -1,6 +1,6 @@
 /* Writes what a network of the zoo computes, for zoo_oracle.py to compare with PyTorch:
  *
- *   zoo_dump MODEL SIDE CHANNELS CLASSES BATCH [reference] [seed=N] >records
+ *   zoo_dump MODEL SIDE CHANNELS CLASSES BATCH [reference] [seed=N] [checkpoint=PATTERN] >records
  *
  * Records, in this order: the text of the tree, state before, input, labels, logits in evaluation mode, logits in
  * training mode, loss, gradients, state after, logits in evaluation mode again. Not a test by itself. */
@@ -57,11 +57,14 @@ int main(int argc, char **argv)
     int side = atoi(argv[2]), channels = atoi(argv[3]), classes = atoi(argv[4]), batch = atoi(argv[5]);
     mu_kernel_choice kernels = MU_KERNELS_DEFAULT;
     uint64_t seed = 0; /* of the input */
+    const char *picked = NULL; /* modules that are run as checkpointed segments */
     for (int i = 6; i < argc; i++) {
         if (strcmp(argv[i], "reference") == 0) {
             kernels = MU_KERNELS_REFERENCE;
         } else if (strncmp(argv[i], "seed=", 5) == 0) {
             seed = strtoull(argv[i] + 5, NULL, 10);
+        } else if (strncmp(argv[i], "checkpoint=", 11) == 0) {
+            picked = argv[i] + 11;
         }
     }
     mu_context *c = mu_context_open(&(mu_context_options){.seed = 5, .kernels = kernels});
@@ -69,6 +72,9 @@ int main(int argc, char **argv)
                             &(mu_model_options){.classes = classes, .in_channels = channels, .side = side});
     mu_tape *t = mu_tape_new(c, NULL);
     MU_OR_DIE(c, mu_context_status(c));
+    if (picked != NULL) {
+        MU_OR_DIE(c, mu_module_checkpoint(m, picked, true, NULL));
+    }
     size_t length = mu_module_print(m, NULL, 0);
     char *text = malloc(length + 1);
     mu_module_print(m, text, length + 1);

@@ -1,8 +1,12 @@
 """Networks of the zoo against PyTorch: names and order of the state dict, printing, logits in evaluation and training
 mode, loss, gradients, running statistics, with the same weights.
 
-    zoo_oracle.py ZOO_DUMP MODEL SIDE CHANNELS CLASSES BATCH [reference]
+    zoo_oracle.py ZOO_DUMP MODEL SIDE CHANNELS CLASSES BATCH [reference] [checkpoint=PATTERN]
+
+With checkpoint= the modules that match run as checkpointed segments on either side, in both of PyTorch's forms.
 """
+import copy
+import fnmatch
 import os
 import struct
 import subprocess
@@ -12,6 +16,7 @@ import numpy
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
 failures = 0
 
@@ -208,6 +213,34 @@ def check_values(net, records, by_name):
     return errors
 
 
+def check_segments(net, pattern, records, by_name, allowed):
+    """Gradients of PyTorch's checkpointing, before the step, against Muster's; and how often statistics were moved."""
+    x, labels = by_name["input"].double(), by_name["labels"]
+    grads = [v for n, v in records if n.startswith("grad ")]
+    tracked = {v.item() for n, v in records if n.startswith("after ") and n.endswith("num_batches_tracked")}
+    for reentrant in (True, False):
+        other = copy.deepcopy(net).train()
+        other.zero_grad()
+        picked = []
+        for name, module in other.named_modules():
+            if fnmatch.fnmatch(name, pattern) and not any(name.startswith(p + ".") for p in picked):
+                picked.append(name)
+                module.forward = (lambda forward: lambda v: torch.utils.checkpoint.checkpoint(
+                    forward, v, use_reentrant=reentrant))(module.forward)
+        F.cross_entropy(other(x), labels).backward()
+        errors = [((g.double() - p.grad).norm() / (p.grad.norm() + 1e-12)).item()
+                  for g, p in zip(grads, other.parameters())]
+        moved = {b.item() for n, b in other.named_buffers() if n.endswith("num_batches_tracked")}
+        print("%d segments, use_reentrant=%s: gradients %.2g; batches counted %s in PyTorch, %s in Muster"
+              % (len(picked), reentrant, max(errors), sorted(moved), sorted(tracked)))
+        if not picked or len(errors) != len(grads):
+            complain("nothing was compared")
+        if max(errors) > allowed:
+            complain("gradients differ from those with use_reentrant=%s" % reentrant)
+    if tracked != {1}:
+        complain("batches tracked: %s" % tracked)
+
+
 def main():
     dump, model = sys.argv[1:3]
     side, channels, classes, _ = map(int, sys.argv[3:7])
@@ -221,9 +254,13 @@ def main():
         net, same_names = make(model, side, channels, classes)
         check_names(model, net, records, by_name, same_names)
         net.double()  # so that what differs is Muster's rounding alone
+        fresh = copy.deepcopy(net)
         errors = check_values(net, records, by_name)
         allowed = 0.15 if deep else 1e-4
         if max(errors.values()) <= allowed:
+            for a in sys.argv[7:]:
+                if a.startswith("checkpoint="):
+                    check_segments(fresh, a[len("checkpoint="):], records, by_name, allowed)
             return
     for name, error in errors.items():
         if error > allowed:
