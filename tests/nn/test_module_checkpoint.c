@@ -173,6 +173,65 @@ static void test_dropout_and_statistics(void **state)
     assert_int_equal(batches[1], 3);
 }
 
+typedef struct grads {
+    float *floats;
+    int64_t count, absent;
+} grads;
+
+static bool note_grad(void *user, const char *name, mu_parameter *p)
+{
+    grads *g = user;
+    mu_tensor *x = mu_parameter_grad(p);
+    (void)name;
+    g->absent += x == NULL;
+    if (x != NULL) {
+        int64_t n = mu_tensor_elements(x);
+        g->floats = realloc(g->floats, (size_t)(g->count + n + 1) * sizeof(float));
+        assert_int_equal(mu_tensor_read(x, g->floats + g->count, n), MU_OK);
+        g->count += n;
+    }
+    return true;
+}
+
+/* More is frozen between forward and backward: as without checkpoints, although the tree is laid out anew. */
+static void test_freezing_meanwhile(void **state)
+{
+    (void)state;
+    static const char *const before[] = {"layer1*", "bn1*", "*conv1*"}, *const after[] = {"layer2*", "*conv2*", "*"};
+    for (int i = 0; i < 9; i++) {
+        grads g[2] = {{0}, {0}};
+        for (int k = 0; k < 2; k++) {
+            mu_context *c = mu_context_open(&(mu_context_options){.log_level = MU_LOG_QUIET, .seed = 4});
+            mu_module *m = mu_model(c, "resnet20", NULL);
+            mu_tape *t = mu_tape_new(c, NULL);
+            assert_int_equal(k == 1 ? mu_module_checkpoint(m, "layer?.?", true, NULL) : MU_OK, MU_OK);
+            assert_int_equal(mu_module_freeze(m, before[i / 3], NULL), MU_OK);
+            mu_tensor *x = mu_tensor_zeros(t, MU_DIMS(2, 3, 8, 8));
+            float v[2 * 3 * 8 * 8];
+            for (int e = 0; e < 2 * 3 * 8 * 8; e++) {
+                v[e] = (float)(e * 37 % 101) / 50.0F - 1.0F;
+            }
+            assert_int_equal(mu_tensor_write(x, v, 2 * 3 * 8 * 8), MU_OK);
+            x = mu_tensor_require_grad(t, x);
+            mu_tensor *y = mu_forward(t, m, x), *loss = mu_sum(t, mu_mul(t, y, y));
+            assert_int_equal(mu_module_freeze(m, after[i % 3], NULL), MU_OK);
+            if (mu_backward(t, loss) != MU_OK) {
+                fail_msg("%d, %d: %s", i, k, mu_context_message(c));
+            }
+            assert_int_equal(mu_module_each_parameter(m, note_grad, &g[k]), MU_OK);
+            g[k].floats = realloc(g[k].floats, (size_t)(g[k].count + 2 * 3 * 8 * 8) * sizeof(float));
+            assert_int_equal(mu_tensor_read(mu_tensor_grad(x), g[k].floats + g[k].count, 2 * 3 * 8 * 8), MU_OK);
+            g[k].count += 2 * 3 * 8 * 8;
+            assert_int_equal(mu_context_close(c), MU_OK);
+        }
+        assert_int_equal(g[0].count, g[1].count);
+        assert_int_equal(g[0].absent, g[1].absent);
+        assert_memory_equal(g[0].floats, g[1].floats, (size_t)g[0].count * sizeof(float));
+        free(g[0].floats);
+        free(g[1].floats);
+    }
+}
+
 static void test_patterns(void **state)
 {
     (void)state;
@@ -201,6 +260,7 @@ int main(void)
         cmocka_unit_test(test_resnet20),
         cmocka_unit_test(test_others),
         cmocka_unit_test(test_dropout_and_statistics),
+        cmocka_unit_test(test_freezing_meanwhile),
         cmocka_unit_test(test_patterns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
