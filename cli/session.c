@@ -243,6 +243,18 @@ static int freeze(session *s)
     return -1;
 }
 
+static int recompute(session *s)
+{
+    for (int i = 0; i < s->o->recompute.count; i++) {
+        int64_t count = 0;
+        if (mu_module_checkpoint(s->net, s->o->recompute.item[i], true, &count) < 0) {
+            return session_close(s, CLI_FAILED, true);
+        }
+        session_say(s, "computed again in backward: %" PRId64 " modules match %s\n", count, s->o->recompute.item[i]);
+    }
+    return -1;
+}
+
 static bool make_optimizer(session *s)
 {
     const train_options *o = s->o;
@@ -348,7 +360,7 @@ int session_setup_train(session *s)
     if (s->o->from != NULL && s->o->resume == NULL && (code = load_from(s)) >= 0) {
         return code;
     }
-    if ((code = try_forward(s)) >= 0 || (code = freeze(s)) >= 0) {
+    if ((code = try_forward(s)) >= 0 || (code = freeze(s)) >= 0 || (code = recompute(s)) >= 0) {
         return code;
     }
     s->note = flags_note(train_flags, s->o);

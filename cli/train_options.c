@@ -44,6 +44,8 @@ const flag train_flags[] = {
     {"head", FLAG_INT, AT(head), "N", "replace the last layer by a new one for N classes", 1, 1e6, FLAG_SAME},
     {"freeze", FLAG_LIST, AT(freeze), "GLOB", "do not train parameters of that name, e.g. 'layer1.*' (repeatable)", 0,
      0, FLAG_SAME},
+    {"recompute", FLAG_LIST, AT(recompute), "GLOB",
+     "activation checkpointing of modules of that name, e.g. 'layer?.?': less memory (repeatable)", 0, 0, FLAG_FREE},
     {"epochs", FLAG_INT, AT(epochs), "N", "passes over the data (1); the schedule's length", 1, 1e9, FLAG_WARN},
     {"steps", FLAG_INT, AT(steps), "N", "stop after N steps in all; without --epochs also the schedule's length", 1,
      BIG, FLAG_FREE},

@@ -79,6 +79,7 @@ def bad_input():
             (good + ["--mean", "0.5", "--std", "0"], "--std"),
             (good + ["--ranks", "0"], "--ranks"),
             (good + ["--freeze", "layer9.*"], "layer9"),
+            (good + ["--recompute", "layer9.*"], "layer9"),
             (good + ["--classes", "5"], "--classes"),
             (good + ["--head", "3"], "--head"),
             (good + ["--from", "missing.pth"], "missing.pth"),
@@ -176,6 +177,11 @@ def head():
         out = w.train("--steps", 1, "--lr", 0, "--weight-decay", 0, "--from", "dp.pth", "--save", "dp2.pth")
         assert "module." in out, out
         assert not differences(w.load("dp2.pth"), after)
+        # Activation checkpointing changes nothing of what comes out.
+        for name, extra in (("kept.pth", []), ("again.pth", ["--recompute", "*"])):
+            out = w.train("--steps", 3, "--seed", 4, "--save", name, *extra)
+            assert ("computed again in backward" in out) == (extra != []), out
+        assert not differences(w.load("kept.pth"), w.load("again.pth"))
     print("the head is replaced, the rest kept")
 
 
