@@ -36,6 +36,8 @@ typedef struct mu_ddp_options {
     mu_absent_policy absent;
     mu_nonfinite_policy nonfinite;
     bool buffers_from_rank0;  /* float buffers take rank 0's values (PyTorch's way); default: the mean over ranks */
+    bool mean_over_contributors; /* each parameter's gradient is the mean over the ranks whose loss reached it, for mixtures
+                               of experts; default: over all ranks, those without counting as zero. Not with weights */
     int check_every;          /* mu_ddp_check every so many reductions; 0: never */
 } mu_ddp_options;
 
@@ -49,8 +51,7 @@ MU_API void mu_ddp_free(mu_ddp *d); /* not collective */
 /* Collective, blocks until every gradient is the mean over ranks. loss (one element) may be NULL: this rank has
  * nothing to add and contributes zeros. Parameters that no rank's loss reached keep no gradient. Called again before
  * the optimiser steps, it adds. Gradients that mu_backward left on this rank count as part of its contribution: so
- * micro-steps are accumulated without communication. (On top of gradients that an earlier reduction left, all ranks'
- * mu_backward have to reach the same parameters, or the next reduction is MU_ERR_COMM.)
+ * micro-steps are accumulated without communication, on top of what an earlier reduction left too.
  * Float buffers become the mean over ranks (or rank 0's), integer ones the largest.
  * An error of this rank's own, before the call (a failed forward) or in it, is returned here, and MU_SKIPPED on the
  * others; gradients are as before the call on all of them, and the next reduction is in step. MU_SKIPPED also when the
@@ -62,6 +63,21 @@ MU_API mu_status mu_ddp_backward(mu_ddp *d, mu_tape *t, mu_tensor *loss) MU_MUST
  * with mean losses per rank, ragged batches give exactly the gradient of the whole batch. What mu_backward left has
  * this call's weight. */
 MU_API mu_status mu_ddp_backward_weighted(mu_ddp *d, mu_tape *t, mu_tensor *loss, int64_t samples) MU_MUST_USE;
+
+typedef struct mu_ddp_backward_options {
+    bool weighted;   /* by samples, as mu_ddp_backward_weighted */
+    int64_t samples;
+    /* In the place of PyTorch's no_sync, but of the call, not of the forward: not collective, no communication. The
+     * gradients stay this rank's own, and the next call that does not defer brings them in, also with loss NULL. */
+    bool defer;
+} mu_ddp_backward_options;
+/* NULL options: mu_ddp_backward. Deferred calls may have loss NULL too; all ranks make equally many of them between two
+ * reductions, else the next reduction is MU_ERR_COMM on all ranks, naming both sides. Weighted ones are brought in by a
+ * weighted call: the mean is then over the samples of all of them (at most 2^24 on a rank); mu_backward, which knows no
+ * weight, is not to be mixed with them. After a deferred call that
+ * failed, gradients hold a part of it: reductions are skipped on all ranks, with that reason, until they are cleared. */
+MU_API mu_status mu_ddp_backward_with(mu_ddp *d, mu_tape *t, mu_tensor *loss,
+                                      const mu_ddp_backward_options *options) MU_MUST_USE;
 /* Collective, in the place of a reduction on the rank that cannot do it: every rank returns MU_SKIPPED, gradients
  * untouched. reason is for the others' log. */
 MU_API mu_status mu_ddp_abandon(mu_ddp *d, const char *reason) MU_MUST_USE;

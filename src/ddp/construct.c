@@ -59,9 +59,10 @@ mu_status mui_ddp_describe(mu_ddp *d, mui_store *s, mui_text *out)
     mui_text_clear(out);
     mui_text_add(out,
                  "a %s group; buckets of %zu bytes, the first of %zu; buffers %s; absent policy %d; nonfinite policy "
-                 "%d; check every %d\n",
+                 "%d; check every %d; mean over %s\n",
                  mu_group_kind(d->group), o->bucket_bytes, o->first_bucket_bytes,
-                 o->buffers_from_rank0 ? "from rank 0" : "averaged", (int)o->absent, (int)o->nonfinite, o->check_every);
+                 o->buffers_from_rank0 ? "from rank 0" : "averaged", (int)o->absent, (int)o->nonfinite, o->check_every,
+                 o->mean_over_contributors ? "contributors" : "all ranks");
     mui_source *source = (mui_source *)d->root;
     for (int64_t i = 0; i < s->count; i++) {
         const mu_parameter *p = s->parameters[i];

@@ -129,6 +129,7 @@ static mu_status move_store(mu_ddp *d, mui_store *s, const plan *p)
             return status;
         }
     }
+    s->reduced_over = mu_group_size(d->group) > s->reduced_over ? mu_group_size(d->group) : s->reduced_over;
     mui_grad_memory_together(d->memory, true);
     int64_t buckets = p->bucket_count + (p->reduced < s->count);
     mu_status status = mui_store_relayout(s, p->order, p->counts, p->tails, buckets);

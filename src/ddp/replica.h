@@ -79,6 +79,11 @@ struct mu_ddp {
     int64_t bucket_count;  /* reduced ones; other parameters come after them */
     uint8_t *slice_states; /* for mui_reducer_begin */
     bool planned;          /* buckets follow the ready order */
+    int64_t deferred;         /* deferred backwards since the last reduction, or since gradients were cleared */
+    int64_t deferred_samples; /* of them, when weighted */
+    bool deferred_weighted;
+    uint64_t deferred_clears; /* the store's, when they were counted */
+    char deferred_failed[160]; /* why gradients hold a part of a deferred backward; "": they do not */
     float *stash;          /* earlier gradients, as large as the slab; made when first needed */
     mu_tensor **counters;  /* integer buffers of the tree */
     int64_t counter_count;

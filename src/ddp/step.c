@@ -52,7 +52,7 @@ static mu_status put_aside(mu_ddp *d, step *s)
         found += m->entry != MUI_GRAD_NONE;
         s->updates += m->parameter->updates;
         s->steps = m->parameter->updates > s->steps ? m->parameter->updates : s->steps;
-        if (m->entry == MUI_GRAD_REDUCED) {
+        if (m->entry == MUI_GRAD_REDUCED || m->entry == MUI_GRAD_MIXED) {
             s->earlier++;
             s->agreement = mui_hash_u64(s->agreement, (uint64_t)i + 1);
         }
@@ -62,6 +62,11 @@ static mu_status put_aside(mu_ddp *d, step *s)
     }
     if (s->earlier > 0) {
         snprintf(s->note, sizeof(s->note), " adding to %lld gradients", (long long)s->earlier);
+    }
+    if (d->deferred > 0) {
+        size_t used = strlen(s->note);
+        s->agreement = mui_hash_u64(s->agreement, (uint64_t)d->deferred);
+        snprintf(s->note + used, sizeof(s->note) - used, " after %lld deferred", (long long)d->deferred);
     }
     if (found > 0 && d->stash == NULL) {
         d->stash = mui_alloc(d->context, st->floats * sizeof(float));
@@ -75,10 +80,17 @@ static mu_status put_aside(mu_ddp *d, step *s)
             continue;
         }
         memcpy(slice(d->stash, m), slice(st->grads, m), m->parameter->capacity * sizeof(float));
+        float *g = slice(st->grads, m);
         if (m->entry == MUI_GRAD_REDUCED) {
             m->parameter->grad_state = MUI_GRAD_NONE; /* what comes now is averaged by itself */
-        } else if (s->weighted) {
-            float *g = slice(st->grads, m);
+        } else if (m->entry == MUI_GRAD_MIXED) {
+            const float *mean = slice(st->reduced->data, m);
+            m->parameter->grad_state = MUI_GRAD_LOCAL;
+            for (size_t k = 0; k < m->parameter->capacity; k++) {
+                g[k] -= mean[k];
+            }
+        }
+        if (m->entry != MUI_GRAD_REDUCED && s->weighted && !d->deferred_weighted) {
             for (size_t k = 0; k < m->parameter->capacity; k++) {
                 g[k] *= (float)s->samples;
             }
@@ -105,11 +117,19 @@ static void keep_reduced(mu_ddp *d)
         mui_member *m = &d->members[i];
         bool present = mui_reducer_ranks(d->reducer, i) > 0;
         m->parameter->grad_state = present ? MUI_GRAD_REDUCED : MUI_GRAD_NONE;
-        if (m->entry != MUI_GRAD_REDUCED) {
+        float *g = slice(d->store->grads, m);
+        int ranks = mui_reducer_ranks(d->reducer, i), size = mu_group_size(d->group);
+        if (d->options.mean_over_contributors && ranks > 0 && ranks < size) {
+            float factor = (float)size / (float)ranks;
+            for (size_t k = 0; k < m->parameter->capacity; k++) {
+                g[k] *= factor;
+            }
+        }
+        if (m->entry != MUI_GRAD_REDUCED && m->entry != MUI_GRAD_MIXED) {
             continue;
         }
-        float *g = slice(d->store->grads, m);
-        const float *before = slice(d->stash, m);
+        const float *before =
+            m->entry == MUI_GRAD_MIXED ? slice(d->store->reduced->data, m) : slice(d->stash, m);
         m->parameter->grad_state = MUI_GRAD_REDUCED;
         if (!present) {
             memcpy(g, before, m->parameter->capacity * sizeof(float));
@@ -142,12 +162,22 @@ static void became_ready(void *user, mu_parameter *p)
     }
 }
 
-static mu_status prepare(mu_ddp *d, step *s)
+static mu_status check_call(mu_ddp *d, const step *s)
 {
     mu_context *c = d->context;
-    if (s->samples < 0 || s->samples > MAX_SAMPLES) {
-        return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward_weighted: %lld samples, expected 0 to %d",
-                        (long long)s->samples, MAX_SAMPLES);
+    if (s->samples < 0 || s->samples + d->deferred_samples > MAX_SAMPLES) {
+        return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward_weighted: %lld samples%s, expected 0 to %d",
+                        (long long)(s->samples < 0 ? s->samples : s->samples + d->deferred_samples),
+                        d->deferred_samples > 0 ? ", deferred ones included" : "", MAX_SAMPLES);
+    }
+    if (d->deferred > 0 && d->deferred_weighted != s->weighted) {
+        return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward_with: a %s call after %s deferred ones (ddp `%s`): either all are "
+                        "weighted between two reductions, or none", s->weighted ? "weighted" : "plain",
+                        d->deferred_weighted ? "weighted" : "plain", d->name);
+    }
+    if (s->weighted && d->options.mean_over_contributors) {
+        return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward_weighted: ddp `%s` averages over contributors, which has no "
+                        "weighted form", d->name);
     }
     if (s->loss != NULL && s->tape == NULL) {
         return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward: a loss, but no tape");
@@ -155,7 +185,13 @@ static mu_status prepare(mu_ddp *d, step *s)
     if (s->loss != NULL && s->loss->context != c) {
         return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward: the loss belongs to another context than the model");
     }
-    mu_status status = put_aside(d, s);
+    return MU_OK;
+}
+
+static mu_status prepare(mu_ddp *d, step *s)
+{
+    mu_status status = check_call(d, s);
+    status = status == MU_OK ? put_aside(d, s) : status;
     if (status != MU_OK) {
         return status;
     }
@@ -172,7 +208,7 @@ static void run_backward(mu_ddp *d, step *s)
 {
     mui_store *st = d->store;
     mui_reduction how = {.weighted = s->weighted,
-                         .samples = s->samples,
+                         .samples = s->samples + d->deferred_samples,
                          .agreement = s->agreement,
                          .steps = s->steps,
                          .updates = s->updates,
@@ -266,6 +302,8 @@ static mu_status conclude(mu_ddp *d, step *s, mu_status reduced, mu_status buffe
         return status;
     }
     keep_reduced(d);
+    d->deferred = d->deferred_samples = 0;
+    d->deferred_weighted = false;
     d->reductions++;
     add_times(d);
     if (!d->planned) {
@@ -275,6 +313,17 @@ static mu_status conclude(mu_ddp *d, step *s, mu_status reduced, mu_status buffe
         status = mu_ddp_check(d);
     }
     return status;
+}
+
+/* What was deferred before gradients were cleared is gone. */
+static void note_clears(mu_ddp *d, const mui_store *st)
+{
+    if (st != NULL && st->clears != d->deferred_clears) {
+        d->deferred_clears = st->clears;
+        d->deferred = d->deferred_samples = 0;
+        d->deferred_weighted = false;
+        d->deferred_failed[0] = '\0';
+    }
 }
 
 static mu_status reduce(mu_ddp *d, step *s)
@@ -287,6 +336,10 @@ static mu_status reduce(mu_ddp *d, step *s)
         return status;
     }
     s->agreement = MUI_HASH_START;
+    note_clears(d, d->store);
+    if (s->reason == NULL && d->deferred_failed[0] != '\0') {
+        s->reason = d->deferred_failed;
+    }
     if (s->reason == NULL) {
         status = prepare(d, s);
         if (status != MU_OK) {
@@ -349,6 +402,51 @@ mu_status mu_ddp_backward_weighted(mu_ddp *d, mu_tape *t, mu_tensor *loss, int64
 {
     step s = {.tape = t, .loss = loss, .weighted = true, .samples = samples};
     return call(d, &s);
+}
+
+/* Backward alone. The store is taken as it is now: gradients move along when the next reduction follows the tree. */
+static mu_status run_deferred(mu_ddp *d, step *s)
+{
+    mui_store *st = mui_store_of(d->root);
+    if (st == NULL) {
+        return mu_context_status(d->context);
+    }
+    if (d->deferred == 0) {
+        d->deferred_weighted = s->weighted;
+    }
+    mu_status status = check_call(d, s);
+    if (status != MU_OK || s->loss == NULL) {
+        return status;
+    }
+    status = mui_backward_mark(s->tape, s->loss, st);
+    return status == MU_OK ? mui_backward_run(s->tape, s->loss, s->weighted ? (float)s->samples : 1.0F, NULL) : status;
+}
+
+static mu_status defer(mu_ddp *d, step *s)
+{
+    if (d == NULL) {
+        return MU_ERR_ARG;
+    }
+    mu_context *c = d->context;
+    mui_source *source = (mui_source *)d->root;
+    note_clears(d, source->built(source));
+    mu_status status = mui_failed(c)           ? mu_context_status(c)
+                       : d->broken != MU_OK    ? mui_fail(c, d->broken, "%s", d->broken_text)
+                                               : run_deferred(d, s);
+    d->deferred++; /* also when it failed: the others have counted theirs */
+    d->deferred_samples += s->weighted && status == MU_OK ? s->samples : 0;
+    if (status != MU_OK && d->deferred_failed[0] == '\0') {
+        snprintf(d->deferred_failed, sizeof(d->deferred_failed), "a deferred backward failed (%.100s): clear gradients",
+                 status == MU_SKIPPED ? "another rank abandoned it" : mu_context_message(c));
+    }
+    return status;
+}
+
+mu_status mu_ddp_backward_with(mu_ddp *d, mu_tape *t, mu_tensor *loss, const mu_ddp_backward_options *options)
+{
+    mu_ddp_backward_options o = options != NULL ? *options : (mu_ddp_backward_options){0};
+    step s = {.tape = t, .loss = loss, .weighted = o.weighted, .samples = o.weighted ? o.samples : 0};
+    return o.defer ? defer(d, &s) : call(d, &s);
 }
 
 mu_status mu_ddp_abandon(mu_ddp *d, const char *reason)

@@ -221,6 +221,7 @@ mu_status mu_module_zero_grad(mu_module *root)
             s->parameters[i]->grad_state = MUI_GRAD_NONE;
         }
     }
+    s->clears++;
     return MU_OK;
 }
 

@@ -3,10 +3,13 @@
 #include "base/alloc.h"
 #include "base/beacon.h"
 #include "base/glob.h"
+#include "base/text.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { UNREDUCED_NAMED = 4 };
 
 int mui_optimizer_states(const mu_optimizer *o)
 {
@@ -287,6 +290,32 @@ static void update(const mu_optimizer *o, mui_store *s, const run *r)
                                      .step = r->step});
 }
 
+/* Ranks that step on gradients of their own drift apart; PyTorch says nothing when forward went around the wrapper. */
+static void warn_unreduced(mu_optimizer *o, const mui_store *s)
+{
+    mui_text names;
+    mui_text_init(&names, o->context);
+    int64_t count = 0;
+    for (int64_t i = 0; i < s->count; i++) {
+        const mu_parameter *p = s->parameters[i];
+        if (o->progress[i].ours && !p->frozen && (p->grad_state == MUI_GRAD_LOCAL || p->grad_state == MUI_GRAD_MIXED)) {
+            if (count < UNREDUCED_NAMED) {
+                mui_text_add(&names, "%s%s", count > 0 ? ", " : "", p->name);
+            }
+            count++;
+        }
+    }
+    if (count > 0) {
+        o->warned_unreduced = true;
+        mui_log(o->context, MU_LOG_WARN,
+                "rank %d of %d: the optimiser steps on gradients of %lld parameters that no reduction brought together "
+                "(mu_backward or a deferred mu_ddp_backward_with came last): %s%s; the replicas will differ",
+                mu_context_rank(o->context), mu_context_size(o->context), (long long)count, mui_text_get(&names),
+                count > UNREDUCED_NAMED ? ", ..." : "");
+    }
+    mui_text_free(&names);
+}
+
 mu_status mu_optimizer_step(mu_optimizer *o)
 {
     if (o == NULL) {
@@ -300,6 +329,9 @@ mu_status mu_optimizer_step(mu_optimizer *o)
         return mu_context_status(o->context);
     }
     mui_place before = mui_go(o->context, MUI_OPTIMISER, NULL);
+    if (s->reduced_over > 1 && !o->warned_unreduced) {
+        warn_unreduced(o, s);
+    }
     run r = {0};
     for (int64_t i = 0; i < s->count; i++) {
         int64_t index = s->order[i];
@@ -328,6 +360,7 @@ mu_status mu_optimizer_step(mu_optimizer *o)
         update(o, s, &r);
     }
     o->steps++;
+    s->clears += !o->keep_grad;
     mui_go(o->context, before.stage, before.path);
     return MU_OK;
 }

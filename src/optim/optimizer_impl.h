@@ -38,6 +38,7 @@ struct mu_optimizer {
     int64_t *ours;             /* store indices of our parameters, in registration order */
     int64_t steps;
     bool keep_grad;
+    bool warned_unreduced;     /* said once */
 };
 
 /* The up-to-date store, with progress and slabs in step with it. NULL on failure. */

@@ -10,7 +10,7 @@ static void complete(mu_parameter *p, mui_store *s)
         /* Every operation that read it found nothing to add: the gradient is there, and it is zero. */
         memset(p->store->grads + p->offset, 0, p->capacity * sizeof(float));
     }
-    p->grad_state = MUI_GRAD_LOCAL;
+    mui_grad_came(p);
     if (s != NULL && p->store == s && s->ready != NULL) {
         s->ready(s->ready_user, p);
     }
@@ -129,6 +129,28 @@ static mu_status start(mu_tape *t, mu_tensor *loss, float seed, mui_store *s)
     return r;
 }
 
+/* Gradients that a reduction left, and that this backward will add to: the mean is kept, so that what is added can be
+ * told from it. Within a reduction its own parameters are never in this state. */
+static mu_status keep_reduced(mu_tape *t)
+{
+    for (size_t i = 0; i < t->node_count; i++) {
+        mui_node *n = t->nodes[i];
+        for (int k = 0; n->reaches_loss && k < n->in_count; k++) {
+            mu_parameter *p = mui_base_of(n->in[k])->parameter;
+            if (p == NULL || p->frozen || p->grad_state != MUI_GRAD_REDUCED) {
+                continue;
+            }
+            mui_store *s = p->store;
+            if (s->reduced == NULL && (s->reduced = mui_store_add_slab(s)) == NULL) {
+                return MU_ERR_NOMEM;
+            }
+            memcpy(s->reduced->data + p->offset, s->grads + p->offset, p->capacity * sizeof(float));
+            p->grad_state = MUI_GRAD_MIXED;
+        }
+    }
+    return MU_OK;
+}
+
 mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s)
 {
     mu_context *c = t->context;
@@ -140,6 +162,9 @@ mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s
     }
     if (loss == NULL) {
         return MU_OK;
+    }
+    if (keep_reduced(t) != MU_OK) {
+        return mu_context_status(c);
     }
     prepare(t);
     mui_place before = mui_go(c, MUI_BACKWARD, NULL);

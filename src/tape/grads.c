@@ -99,12 +99,14 @@ static mu_status add_to_parameter(mui_backward *b, mu_parameter *p, mui_storage 
     bool first = p->grad_state == MUI_GRAD_NONE;
     int64_t floats = mui_floats_in_layout(dims, p->value.layout);
     if (mui_dims_elements(dims) == 0) {
-        p->grad_state = MUI_GRAD_LOCAL;
+        mui_grad_came(p);
         return MU_OK;
     }
     if (first && layout != p->value.layout) {
         mu_status r = mui_reorder(b->tape->engine, dims, layout, floats_of(s), p->value.layout, slice_of(p));
-        p->grad_state = r == MU_OK ? MUI_GRAD_LOCAL : p->grad_state;
+        if (r == MU_OK) {
+            mui_grad_came(p);
+        }
         return r;
     }
     mui_storage *own = NULL;
@@ -121,7 +123,7 @@ static mu_status add_to_parameter(mui_backward *b, mu_parameter *p, mui_storage 
         mui_axpy(b->tape->engine, floats, 1.0f, floats_of(s), slice_of(p));
     }
     mui_storage_release(own);
-    p->grad_state = MUI_GRAD_LOCAL;
+    mui_grad_came(p);
     return MU_OK;
 }
 
@@ -192,7 +194,7 @@ float *mui_grad_put(mui_backward *b, mui_node *n, int input, const mui_layout *l
     if (target->parameter != NULL) {
         mu_parameter *p = target->parameter;
         if (p->grad_state == MUI_GRAD_NONE && layout == p->value.layout && !was_given(b, target)) {
-            p->grad_state = MUI_GRAD_LOCAL;
+            mui_grad_came(p);
             return note_given(b, target) ? slice_of(p) : NULL;
         }
     } else if (target->grad_storage == NULL && !was_given(b, target)) {
@@ -221,7 +223,7 @@ float *mui_grad_out(mui_backward *b, mui_node *n, int input, const mui_layout *l
         if (have) {
             *accumulate = true;
             if (p != NULL) {
-                p->grad_state = MUI_GRAD_LOCAL;
+                mui_grad_came(p);
             }
             return !note_given(b, target) ? NULL : p != NULL ? slice_of(p) : floats_of(target->grad_storage);
         }

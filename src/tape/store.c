@@ -283,6 +283,9 @@ mui_store *mui_store_build(mu_context *c, mu_parameter *const *parameters, int64
     s->version = 1;
     if (old != NULL) {
         s->version = old->version + 1;
+        s->reduced = old->reduced;
+        s->clears = old->clears;
+        s->reduced_over = old->reduced_over;
         s->grads_alloc = old->grads_alloc;
         s->grads_free = old->grads_free;
         s->grads_user = old->grads_user;
@@ -372,4 +375,5 @@ void mui_store_zero_grad(mui_store *s)
     for (int64_t i = 0; i < s->count; i++) {
         s->parameters[i]->grad_state = MUI_GRAD_NONE;
     }
+    s->clears++;
 }

@@ -18,7 +18,8 @@ typedef struct mui_store mui_store;
 typedef enum mui_grad_state {
     MUI_GRAD_NONE = 0, /* absent: the slice's content means nothing */
     MUI_GRAD_LOCAL,    /* this rank's own, from mu_backward or a deferred reduction */
-    MUI_GRAD_REDUCED   /* the mean over ranks */
+    MUI_GRAD_REDUCED,  /* the mean over ranks */
+    MUI_GRAD_MIXED     /* that, and more of this rank's own on top; the mean alone is in the store's `reduced` slab */
 } mui_grad_state;
 
 /* Why a parameter got no gradient; kept by the marking pass until the next one. */
@@ -73,6 +74,11 @@ typedef struct mui_source {
      * removed from its tree; store then raises MU_ERR_STATE and returns NULL. */
     int users;
 } mui_source;
+/* A contribution of this rank to the gradient of p has come. */
+static inline void mui_grad_came(mu_parameter *p)
+{
+    p->grad_state = p->grad_state == MUI_GRAD_MIXED ? MUI_GRAD_MIXED : MUI_GRAD_LOCAL;
+}
 static inline mui_store *mui_store_of(mu_module *m)
 {
     mui_source *s = (mui_source *)m; /* mu_module begins with a mui_source */
@@ -109,6 +115,9 @@ struct mui_store {
     size_t buffer_floats;
     uint64_t version;          /* goes up at every rebuild or relayout */
     uint64_t layout_hash;      /* of names, shapes, dtypes, layouts, frozen flags, order, buckets */
+    mui_slab *reduced;         /* means over ranks under gradients that are mixed; NULL: never needed */
+    uint64_t clears;           /* goes up whenever gradients are cleared, by zero_grad or an optimiser */
+    int reduced_over;          /* ranks of the reducers that laid it out, the most; 0: none has */
     mui_ready_fn ready;        /* set by the reducer while a reduction runs, else NULL */
     void *ready_user;
     /* Memory of the gradient slab: the group's when the reducer says so, else the heap. */
