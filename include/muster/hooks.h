@@ -66,6 +66,44 @@ MU_API mu_status mu_bucket_all_reduce(mu_bucket *bucket) MU_MUST_USE;
  * bfloat16 again. */
 MU_API mu_status mu_ddp_set_bf16(mu_ddp *d) MU_MUST_USE;
 
+/* PowerSGD (Vogels et al. 2019): a gradient of rows by columns (the first dimension by all others) travels as two
+ * matrices P and Q of `rank` columns. Per parameter, as PyTorch's powerSGD_hook:
+ *   M = gradient (times ranks / divisor) + residual of the last step;  P = M Q, summed over ranks, orthogonalised;
+ *   Q = M' P, mean over ranks;  gradient = P Q';  residual = M - P Q', of this rank alone.
+ * Parameters that this would not shrink (fewer than two dimensions, rate), or that are not stored row-major (some
+ * convolution weights: they are in an order of the kernels'), go through a plain all-reduce together: the same bits as
+ * without a hook. State is kept per parameter by name: it survives buckets that are cut anew. */
+typedef struct mu_powersgd mu_powersgd;
+
+/* Fills the first Q of a parameter: columns times rank numbers, row-major. The same numbers on all ranks. */
+typedef void (*mu_powersgd_q)(void *user, const char *name, int64_t columns, int64_t rank, float *q);
+
+typedef struct mu_powersgd_options {
+    int rank;                  /* 0: 1. At most the smaller side of a matrix */
+    int64_t plain_reductions;  /* reductions with plain all-reduce first; 0: 1000, below 0: none */
+    double min_compression_rate; /* compressed where (rows + columns) * rank * this < rows * columns; 0: 2 */
+    bool no_error_feedback;    /* forget what a step left out */
+    bool no_warm_start;        /* draw Q anew in each reduction instead of keeping the last one */
+    double epsilon;            /* added to the norms that columns are divided by */
+    uint64_t seed;             /* of Q, with the parameter's name */
+    mu_powersgd_q q_init;      /* NULL: normal numbers from seed */
+    void *q_user;
+} mu_powersgd_options;
+
+/* Sets it as d's hook. Owned by the context; for one ddp. NULL on error. */
+MU_API mu_powersgd *mu_powersgd_new(mu_ddp *d, const mu_powersgd_options *options);
+/* Before the context closes, when the hook has been reset or d freed. NULL is allowed. */
+MU_API void mu_powersgd_free(mu_powersgd *p);
+
+typedef struct mu_powersgd_stats {
+    uint64_t reductions;      /* with this hook, plain ones among them */
+    int64_t compressed, plain; /* parameters of the last reduction that was not plain */
+    int64_t elements, sent;    /* of its gradients; and floats that a rank sent for them */
+} mu_powersgd_stats;
+MU_API mu_powersgd_stats mu_powersgd_get_stats(const mu_powersgd *p);
+/* What this rank still owes of a parameter, row-major, until the next reduction. NULL: nothing is kept for it. */
+MU_API const float *mu_powersgd_residual(const mu_powersgd *p, const char *name, int64_t *elements);
+
 #ifdef __cplusplus
 }
 #endif
