@@ -101,17 +101,20 @@ static void uncount(mui_node *n)
     n->counted = false;
 }
 
+/* Which output x is, -1: none. */
+static int output_of(const mui_segment *g, const mu_tensor *x)
+{
+    int i = g->out_count - 1;
+    while (i >= 0 && g->out[i] != x) {
+        i--;
+    }
+    return i;
+}
+
 static bool stays(const mui_segment *g, const mu_tensor *x)
 {
-    if (x->retained) {
-        return true;
-    }
-    for (int i = 0; i < g->out_count; i++) {
-        if (g->out[i] == x && g->out_alive[i]) {
-            return true;
-        }
-    }
-    return false;
+    int i = output_of(g, x);
+    return x->retained || (i >= 0 && g->out_alive[i]);
 }
 
 static void drop(mu_tape *t, mui_segment *g)
@@ -131,7 +134,7 @@ static void drop(mu_tape *t, mui_segment *g)
         mu_tensor *x = t->made[i];
         if (!x->released && !stays(g, x)) {
             mui_tensor_release(x);
-            x->dropped = true;
+            x->dropped = output_of(g, x) < 0; /* an output was given back by backward, as others are */
         }
     }
     for (mu_tensor *x = t->tensors; x != g->since; x = x->next) {

@@ -493,6 +493,33 @@ static void test_runs_once_again(void **state)
     close_world(&w);
 }
 
+static mu_tensor *whole_loss(void *self, mu_tape *t, mu_tensor *x)
+{
+    return mu_mean(t, piece_forward(self, t, x));
+}
+
+/* The loss itself may be made in a segment, and read before and after. */
+static void test_loss_within(void **state)
+{
+    (void)state;
+    world w;
+    open_pieces(&w, false);
+    piece s = {0};
+    mu_tensor *loss = mu_checkpoint(w.t, whole_loss, &s, input(&w, MU_DIMS(4), 1));
+    float before = mu_tensor_item(loss);
+    assert_int_equal(mu_backward(w.t, loss), MU_OK);
+    assert_true(mu_tensor_item(loss) == before);
+    assert_non_null(mu_parameter_grad(&w.p[0]));
+    /* A value between two segments is gone after backward, as without them. */
+    mu_tape_reset(w.t);
+    float v[4];
+    mu_tensor *y = mu_checkpoint(w.t, piece_forward, &s, input(&w, MU_DIMS(4), 1));
+    assert_int_equal(mu_tensor_read(y, v, 4), MU_OK);
+    assert_int_equal(mu_backward(w.t, mu_checkpoint(w.t, whole_loss, &s, y)), MU_OK);
+    expect_error(&w, mu_tensor_read(y, v, 4), MU_ERR_STATE, "backward has given this tensor's memory back");
+    close_world(&w);
+}
+
 static void test_other_second_run(void **state)
 {
     (void)state;
@@ -661,6 +688,7 @@ int main(void)
         cmocka_unit_test(test_memory),          cmocka_unit_test(test_inner_values),
         cmocka_unit_test(test_runs_once_again), cmocka_unit_test(test_other_second_run),
         cmocka_unit_test(test_bad_functions),   cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_loss_within),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
