@@ -104,6 +104,28 @@ MU_API mu_powersgd_stats mu_powersgd_get_stats(const mu_powersgd *p);
 /* What this rank still owes of a parameter, row-major, until the next reduction. NULL: nothing is kept for it. */
 MU_API const float *mu_powersgd_residual(const mu_powersgd *p, const char *name, int64_t *elements);
 
+/* Local SGD with periodic averaging (PyTorch's post_localSGD_hook with a PeriodicModelAverager). For the first
+ * `start` optimiser steps gradients are all-reduced as without a hook; then each rank keeps the gradient of its own loss
+ * and steps with it, and parameters become the mean over ranks after the first such step and every `period` steps from
+ * there on. In between replicas differ, and mu_ddp_check says so. */
+typedef struct mu_local_sgd mu_local_sgd;
+
+typedef struct mu_local_sgd_options {
+    int64_t start; /* optimiser steps with all-reduced gradients; 0: none */
+    int64_t period; /* 0: 4 */
+} mu_local_sgd_options;
+
+/* Sets it as d's hook, which must not have check_every. Owned by the context. NULL on error. */
+MU_API mu_local_sgd *mu_local_sgd_new(mu_ddp *d, const mu_local_sgd_options *options);
+/* Before the context closes, when the hook has been reset or d freed. NULL is allowed. */
+MU_API void mu_local_sgd_free(mu_local_sgd *l);
+/* After each step of the optimiser, on all ranks; collective when it averages, which *averaged (NULL is allowed) tells. */
+MU_API mu_status mu_local_sgd_step(mu_local_sgd *l, bool *averaged) MU_MUST_USE;
+
+/* Collective, with or without a hook: trainable parameters become the mean over ranks, in rank order, the same bits on
+ * all. Not between a forward and its backward. Optimiser state stays each rank's own. */
+MU_API mu_status mu_ddp_average_parameters(mu_ddp *d) MU_MUST_USE;
+
 #ifdef __cplusplus
 }
 #endif

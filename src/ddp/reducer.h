@@ -17,7 +17,7 @@ typedef struct mui_reducer mui_reducer;
 
 /* Kinds of identities used by this floor; a group's own are below. */
 enum { MUI_KIND_WRAP = 0x1000, MUI_KIND_CHANGE, MUI_KIND_CHECK, MUI_KIND_MEAN, MUI_KIND_WEIGHTED, MUI_KIND_BUFFERS,
-       MUI_KIND_HOOKS, MUI_KIND_BAD, MUI_KIND_ALONE };
+       MUI_KIND_HOOKS, MUI_KIND_BAD, MUI_KIND_ALONE, MUI_KIND_AVERAGE };
 
 typedef struct mui_slice {
     const char *name; /* of whoever made the layout; must stay valid */
