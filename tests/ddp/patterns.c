@@ -60,6 +60,13 @@ void reduce(world *w, int i, loss_fn loss, int pass)
 
 void defer(world *w, int i, loss_fn loss, int pass)
 {
+    w->mine.pass = pass;
+    OK(w, mu_ddp_backward_with(w->d[i], w->me.t, loss(&w->me, &w->mine), &(mu_ddp_backward_options){.defer = true}));
+    oracle_mean(w, loss, pass);
+}
+
+void accumulate(world *w, int i, loss_fn loss, int pass)
+{
     (void)i;
     w->mine.pass = pass;
     mu_tensor *x = loss(&w->me, &w->mine);

@@ -72,8 +72,9 @@ mu_status rank_reduce(world *w, int i, loss_fn loss, int pass);
 void oracle_mean(world *w, loss_fn loss, int pass);
 /* Both, and it has to be right. */
 void reduce(world *w, int i, loss_fn loss, int pass);
-/* A micro-step: backward without a reduction; the next one brings it in. */
+/* A micro-step: backward without a reduction, by a deferred call or by mu_backward; the next one brings it in. */
 void defer(world *w, int i, loss_fn loss, int pass);
+void accumulate(world *w, int i, loss_fn loss, int pass);
 /* Both optimisers of model i step. */
 void update(world *w, int i);
 void clear(world *w, int i);

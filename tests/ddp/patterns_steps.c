@@ -11,13 +11,14 @@ static mu_tensor *in_turn(side *s, place *p)
 }
 
 /* -- accumulation ------------------------------------------------------------------------------------------------- */
+enum { BY_DEFERRAL, BY_BACKWARD };
 static void deferred(world *w)
 {
     loss_fn loss = w->net ? w->row->net : w->row->loss;
     for (int step = 0; step < STEPS; step++) {
         begin_step(w, step);
-        defer(w, 0, loss, 0);
-        defer(w, 0, loss, 1);
+        (w->row->arg == BY_BACKWARD ? accumulate : defer)(w, 0, loss, 0);
+        (w->row->arg == BY_BACKWARD ? accumulate : defer)(w, 0, loss, 1);
         reduce(w, 0, loss, 2);
         check(w, 0);
         update(w, 0);
@@ -29,6 +30,17 @@ static void deferred(world *w)
 static mu_tensor *early_only(side *s, place *p)
 {
     return terms(s->t, s->m[0], p->pass == 2 ? "b c" : p->rank == p->size - 1 ? "b d head.v" : "b c d", place_key(p));
+}
+
+/* Rank 1 takes the first half of a step for a micro-step, the others for all of it. */
+static void one_defers(world *w)
+{
+    begin_step(w, 0);
+    if (w->rank == 1) {
+        OK(w, mu_ddp_backward_with(w->d[0], w->me.t, main_loss(&w->me, &w->mine),
+                                   &(mu_ddp_backward_options){.defer = true}));
+    }
+    expect_error(w, rank_reduce(w, 0, main_loss, 0), MU_ERR_COMM, "rank 0 is at", "rank 1", "after 1 deferred", NULL);
 }
 
 /* -- steps left out ----------------------------------------------------------------------------------------------- */
@@ -398,6 +410,20 @@ static const row list[] = {
      .unused = "SILENT wrong",
      .run = deferred,
      .loss = early_only},
+    {.name = "accumulation, two of three by mu_backward",
+     .plain = "right",
+     .run = deferred,
+     .arg = BY_BACKWARD,
+     .loss = in_turn,
+     .net = main_loss},
+    {.line = 25,
+     .name = "deferred (no_sync) on one rank only",
+     .plain = "SILENT wrong, later hang",
+     .error = "after 1 deferred",
+     .run = one_defers,
+     .least_ranks = 2,
+     .loss = main_loss,
+     .net = main_loss},
     {.line = 28,
      .name = "one rank leaves out a batch and goes on",
      .plain = "SILENT off by one, then hang",
@@ -520,9 +546,10 @@ static const row list[] = {
      .loss = main_loss,
      .net = main_loss},
     {.name = "a rank without any batch in the epoch", .plain = "others hang", .loss = none_on_one, .net = none_on_one},
-    {.name = "ragged batches, weighted, two of three backwards deferred",
+    {.name = "ragged batches, weighted, two of three by mu_backward",
      .plain = "not offered",
      .run = deferred,
+     .arg = BY_BACKWARD,
      .loss = in_turn,
      .net = main_loss,
      .samples = ragged,

@@ -7,7 +7,7 @@
 #include "base/os.h"
 
 /* Rows of the table of PyTorch's outcomes, and the patterns in them: one row may name several. */
-enum { TABLE_ROWS = 54, TABLE_PATTERNS = 85, MOST_ROWS = 200 };
+enum { TABLE_ROWS = 54, TABLE_PATTERNS = 86, MOST_ROWS = 200 };
 
 #if defined(__SANITIZE_THREAD__)
 #define ONLY_THREADS 1
@@ -199,9 +199,6 @@ static void every_row_of_the_table_is_there(void **state)
     (void)state;
     int patterns = 0;
     for (int line = 1; line <= TABLE_ROWS; line++) {
-        if (line == 25) {
-            continue; /* deferral on one rank: not offered yet */
-        }
         int found = 0;
         for (size_t i = 0; i < count; i++) {
             found += table[i]->line == line;
