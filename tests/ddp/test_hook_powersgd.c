@@ -221,6 +221,11 @@ static void defined(mu_group *g, int rank, int size, void *arg)
         }
         CHECK(mu_module_zero_grad(m) == MU_OK, "zero_grad");
         compressed += (int)mu_powersgd_get_stats(ps).compressed;
+        if (n % 4 == 2) { /* buckets cut anew without a parameter, and with it */
+            int64_t count;
+            CHECK(mu_module_freeze(m, "w", &count) == MU_OK && count == 1 && mu_ddp_check(d) == MU_OK, "freeze");
+            CHECK(mu_module_unfreeze(m, "w", &count) == MU_OK && count == 1, "unfreeze");
+        }
     }
     CHECK(mu_powersgd_get_stats(ps).reductions == 12, "reductions");
     CHECK(drawn == 2 && compressed >= 8, "%d drawn, %d compressed", drawn, compressed);
@@ -277,6 +282,70 @@ static void full_rank(void **state)
         assert_int_equal(run_threads(size, whole, "drawn anew", NULL, true), 0);
     }
     assert_int_equal(run_processes(2, whole, NULL, NULL, true), 0);
+}
+
+/* Convolution weights as the kernels have them: what is not row-major is not compressed, and the same to the bit. */
+static int in_own_order; /* parameters that were not row-major, on all ranks */
+
+static mu_module *convolutions(mu_context *c)
+{
+    mu_module *m = mu_module_new(c, "Convolutions", NULL);
+    const mu_conv_options o = {.padding = 1};
+    CHECK(mu_module_add(m, "first", mu_conv2d_layer(c, 3, 32, 3, &o)) == MU_OK, "add");
+    CHECK(mu_module_add(m, "second", mu_conv2d_layer(c, 32, 32, 3, &o)) == MU_OK, "add");
+    CHECK(mu_module_add(m, "third", mu_conv2d_layer(c, 32, 5, 1, &o)) == MU_OK, "add");
+    return m;
+}
+
+static void convolve(mu_group *g, int rank, int size, void *arg)
+{
+    (void)size;
+    (void)arg;
+    enum { N = 2 * 3 * 8 * 8 };
+    mu_context *c = g->context;
+    mu_module *m = convolutions(c), *other = convolutions(c);
+    mu_ddp *d = mu_ddp_wrap(m, g, NULL), *e = mu_ddp_wrap(other, g, &(mu_ddp_options){.name = "E"});
+    snapshot values = snap(m);
+    for (int64_t i = 0; i < values.param_count; i++) {
+        mu_tensor *v = mu_parameter_tensor(mu_module_get_parameter(other, values.names[i]));
+        CHECK(mu_tensor_write(v, values.values + values.start[i], values.start[i + 1] - values.start[i]) == MU_OK, "write");
+    }
+    mu_powersgd *ps = mu_powersgd_new(d, &(mu_powersgd_options){.plain_reductions = -1});
+    mu_tape *t = mu_tape_new(c, NULL);
+    for (int n = 0; n < 3; n++) {
+        float x[N];
+        for (int i = 0; i < N; i++) {
+            x[i] = (float)(mix((uint64_t)(i + N * (n * 10 + rank))) % 1000) / 500.0F - 1.0F;
+        }
+        for (int k = 0; k < 2; k++) {
+            mu_tape_reset(t);
+            mu_tensor *y = mu_forward(t, k ? other : m, mu_tensor_from(t, MU_DIMS(2, 3, 8, 8), x));
+            CHECK(mu_ddp_backward(k ? e : d, t, mu_mean(t, mu_mul(t, y, y))) == MU_OK, "%s", mu_context_message(c));
+        }
+        check_replicas(g, m, "convolutions");
+        snapshot a = snap(m), b = snap(other);
+        for (int64_t i = 0; i < a.param_count; i++) {
+            mu_parameter *p = mu_module_get_parameter(m, a.names[i]);
+            size_t bytes = (size_t)(a.start[i + 1] - a.start[i]) * sizeof(float);
+            bool equal = memcmp(a.grads + a.start[i], b.grads + b.start[i], bytes) == 0;
+            bool plain = mui_tensor_is_plain(&p->grad_view), large = bytes > 800 * sizeof(float);
+            CHECK((mu_powersgd_residual(ps, a.names[i], NULL) != NULL) == (plain && large), "%s", a.names[i]);
+            CHECK(equal == !(plain && large), "%s: equal %d, plain %d", a.names[i], (int)equal, (int)plain);
+            __atomic_fetch_add(&in_own_order, !plain, __ATOMIC_RELAXED);
+        }
+        snap_free(&a);
+        snap_free(&b);
+        CHECK(mu_module_zero_grad(m) == MU_OK && mu_module_zero_grad(other) == MU_OK, "zero_grad");
+    }
+    snap_free(&values);
+}
+
+static void stored_order(void **state)
+{
+    (void)state;
+    in_own_order = 0;
+    assert_int_equal(run_threads(2, convolve, NULL, NULL, true), 0);
+    printf("%d parameters were in an order of the kernels'\n", in_own_order);
 }
 
 /* Gradients of zeros, of one direction only, and not finite ones: later steps are as good as ever. */
@@ -420,7 +489,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(definition), cmocka_unit_test(full_rank),     cmocka_unit_test(odd),
-        cmocka_unit_test(failing),    cmocka_unit_test(other_options), cmocka_unit_test(bad_arguments),
+        cmocka_unit_test(stored_order), cmocka_unit_test(failing),    cmocka_unit_test(other_options), cmocka_unit_test(bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
