@@ -70,9 +70,8 @@ MU_API mu_status mu_ddp_set_bf16(mu_ddp *d) MU_MUST_USE;
  * matrices P and Q of `rank` columns. Per parameter, as PyTorch's powerSGD_hook:
  *   M = gradient (times ranks / divisor) + residual of the last step;  P = M Q, summed over ranks, orthogonalised;
  *   Q = M' P, mean over ranks;  gradient = P Q';  residual = M - P Q', of this rank alone.
- * Parameters that this would not shrink (fewer than two dimensions, rate), or that are not stored row-major (some
- * convolution weights: they are in an order of the kernels'), go through a plain all-reduce together: the same bits as
- * without a hook. State is kept per parameter by name: it survives buckets that are cut anew. */
+ * Parameters that this would not shrink (fewer than two dimensions, rate) go through a plain all-reduce together: the
+ * same bits as without a hook. State is kept per parameter by name: it survives buckets that are cut anew. */
 typedef struct mu_powersgd mu_powersgd;
 
 /* Fills the first Q of a parameter: columns times rank numbers, row-major. The same numbers on all ranks. */

@@ -23,11 +23,14 @@ typedef struct kept {
 
 /* A parameter of the bucket in work. */
 typedef struct part {
-    kept *kept; /* NULL: not compressed */
-    float *p, *q; /* in what is sent */
+    kept *kept;       /* NULL: not compressed */
+    float *p, *q;     /* in what is sent */
+    mu_tensor *other; /* its part of the data, where that is not row-major */
+    float *m;         /* row-major: its part of the data, or a copy */
 } part;
 
 struct mu_powersgd {
+    mu_ddp *d;
     mu_context *context;
     mu_powersgd_options options;
     kept *kept;
@@ -80,11 +83,23 @@ static bool keep(mu_powersgd *s, kept *k, const char *name, const kept *shape)
     return k->name != NULL && k->q != NULL && (s->options.no_error_feedback || k->residual != NULL);
 }
 
-/* Sets *k to NULL for a parameter that is not compressed. */
-static mu_status select_kept(mu_powersgd *s, const mu_bucket_parameter *p, kept **k)
+/* Convolution weights are in an order of the kernels'; the gradient's tensor knows which. */
+static mu_tensor *in_other_order(const mu_powersgd *s, const mu_bucket *b, const mu_bucket_parameter *p)
 {
-    *k = NULL;
-    if (!p->row_major || p->dims.ndim < 2) {
+    for (int64_t i = 0; i < s->d->member_count && !p->row_major; i++) {
+        mu_tensor *view = &s->d->members[i].parameter->grad_view;
+        if (view->data == (void *)(b->data + p->offset)) {
+            return view;
+        }
+    }
+    return NULL;
+}
+
+/* Sets x->kept to NULL for a parameter that is not compressed. */
+static mu_status select_kept(mu_powersgd *s, const mu_bucket *b, const mu_bucket_parameter *p, part *x)
+{
+    *x = (part){.other = in_other_order(s, b, p)};
+    if (p->dims.ndim < 2 || (!p->row_major && x->other == NULL)) {
         return MU_OK;
     }
     kept shape = {.rows = p->dims.dim[0], .columns = p->elements / p->dims.dim[0], .rank = s->options.rank};
@@ -112,7 +127,7 @@ static mu_status select_kept(mu_powersgd *s, const mu_bucket_parameter *p, kept 
             return MU_ERR_NOMEM;
         }
     }
-    *k = found;
+    x->kept = found;
     return MU_OK;
 }
 
@@ -143,10 +158,11 @@ static void draw(const mu_powersgd *s, kept *k, float *q)
 }
 
 /* Rows after rows: what is to be compressed, with what was left out before; Q; P, into what is sent. */
-static void prepare(const mu_powersgd *s, const mu_bucket *b, const mu_bucket_parameter *p, part *x)
+static mu_status prepare(const mu_powersgd *s, const mu_bucket *b, const mu_bucket_parameter *p, part *x)
 {
     kept *k = x->kept;
-    float *m = b->data + p->offset;
+    float *m = x->m;
+    mu_status status = x->other != NULL ? mu_tensor_read(x->other, m, p->elements) : MU_OK;
     double scale = (double)mu_group_size(b->group) / b->divisor;
     bool finite = true;
     for (int64_t i = 0; i < p->elements && k->residual != NULL; i++) {
@@ -165,33 +181,34 @@ static void prepare(const mu_powersgd *s, const mu_bucket *b, const mu_bucket_pa
     }
     mui_powersgd_orthogonalise(k->q, k->columns, k->rank, s->options.epsilon);
     mui_powersgd_p(m, k->q, x->p, k->rows, k->columns, k->rank);
+    return status;
 }
 
-static void restore(const mu_bucket *b, const mu_bucket_parameter *p, const part *x)
+static mu_status restore(const mu_bucket_parameter *p, const part *x)
 {
     kept *k = x->kept;
-    float *m = b->data + p->offset;
+    float *m = x->m;
     memcpy(k->q, x->q, (size_t)(k->columns * k->rank) * sizeof(float));
     k->warm = true;
     mui_powersgd_restore(m, x->p, x->q, k->rows, k->columns, k->rank);
     for (int64_t i = 0; i < p->elements && k->residual != NULL; i++) {
         k->residual[i] -= m[i];
     }
+    return x->other != NULL ? mu_tensor_write(x->other, m, p->elements) : MU_OK;
 }
 
 /* What is sent: all Ps, all Qs, all that is not compressed, each in one piece. */
 typedef struct sent {
     part *parts;
-    float *p, *q, *flat;
-    int64_t p_count, q_count, flat_count;
+    float *p, *q, *flat, *copies; /* the last is not sent: row-major copies */
+    int64_t p_count, q_count, flat_count, copies_count;
 } sent;
 
 static mu_status sort(mu_powersgd *s, const mu_bucket *b, sent *x)
 {
     for (int64_t i = 0; i < b->parameter_count; i++) {
         const mu_bucket_parameter *p = &b->parameters[i];
-        kept *unused = NULL;
-        mu_status status = p->ranks > 0 ? select_kept(s, p, &unused) : MU_OK;
+        mu_status status = p->ranks > 0 ? select_kept(s, b, p, &x->parts[i]) : MU_OK;
         if (status != MU_OK) {
             return status;
         }
@@ -202,7 +219,7 @@ static mu_status sort(mu_powersgd *s, const mu_bucket *b, sent *x)
         if (p->ranks == 0) {
             continue;
         }
-        mu_status status = select_kept(s, p, &x->parts[i].kept);
+        mu_status status = select_kept(s, b, p, &x->parts[i]);
         if (status != MU_OK) {
             return status;
         }
@@ -210,6 +227,7 @@ static mu_status sort(mu_powersgd *s, const mu_bucket *b, sent *x)
         x->p_count += k != NULL ? k->rows * k->rank : 0;
         x->q_count += k != NULL ? k->columns * k->rank : 0;
         x->flat_count += k != NULL ? 0 : p->room;
+        x->copies_count += k != NULL && x->parts[i].other != NULL ? p->elements : 0;
         s->running.compressed += k != NULL;
         s->running.plain += k == NULL;
         s->running.elements += p->elements;
@@ -239,22 +257,26 @@ static mu_status sum(const mu_bucket *b, float *data, int64_t n, mu_reduce_op op
 
 static mu_status send(const mu_powersgd *s, mu_bucket *b, sent *x)
 {
-    float *p_at = x->p, *q_at = x->q;
-    for (int64_t i = 0; i < b->parameter_count; i++) {
+    float *p_at = x->p, *q_at = x->q, *copy_at = x->copies;
+    mu_status status = MU_OK;
+    for (int64_t i = 0; i < b->parameter_count && status == MU_OK; i++) {
+        const mu_bucket_parameter *p = &b->parameters[i];
         part *one = &x->parts[i];
         if (one->kept != NULL) {
             one->p = p_at;
             one->q = q_at;
             p_at += one->kept->rows * one->kept->rank;
             q_at += one->kept->columns * one->kept->rank;
-            prepare(s, b, &b->parameters[i], one);
+            one->m = one->other != NULL ? copy_at : b->data + p->offset;
+            copy_at += one->other != NULL ? p->elements : 0;
+            status = prepare(s, b, p, one);
         }
     }
     copy_flat(b, x, false);
     mu_bucket flat = *b;
     flat.data = x->flat;
     flat.elements = x->flat_count;
-    mu_status status = x->flat_count > 0 ? mu_bucket_all_reduce(&flat) : MU_OK;
+    status = status == MU_OK && x->flat_count > 0 ? mu_bucket_all_reduce(&flat) : status;
     status = status == MU_OK ? sum(b, x->p, x->p_count, MU_SUM) : status;
     if (status != MU_OK) {
         return status;
@@ -265,13 +287,13 @@ static mu_status send(const mu_powersgd *s, mu_bucket *b, sent *x)
         const kept *k = one->kept;
         if (k != NULL) {
             mui_powersgd_orthogonalise(one->p, k->rows, k->rank, s->options.epsilon);
-            mui_powersgd_q(b->data + b->parameters[i].offset, one->p, one->q, k->rows, k->columns, k->rank);
+            mui_powersgd_q(one->m, one->p, one->q, k->rows, k->columns, k->rank);
         }
     }
     status = sum(b, x->q, x->q_count, MU_MEAN);
     for (int64_t i = 0; i < b->parameter_count && status == MU_OK; i++) {
         if (x->parts[i].kept != NULL) {
-            restore(b, &b->parameters[i], &x->parts[i]);
+            status = restore(&b->parameters[i], &x->parts[i]);
         }
     }
     return status;
@@ -291,9 +313,12 @@ static mu_status powersgd_hook(void *user, mu_bucket *b)
         x.p = status == MU_OK ? mui_calloc(c, (size_t)x.p_count, sizeof(float)) : NULL;
         x.q = status == MU_OK ? mui_calloc(c, (size_t)x.q_count, sizeof(float)) : NULL;
         x.flat = status == MU_OK ? mui_calloc(c, (size_t)x.flat_count, sizeof(float)) : NULL;
+        x.copies = status == MU_OK ? mui_calloc(c, (size_t)x.copies_count, sizeof(float)) : NULL;
         if (status == MU_OK) {
-            status = x.p != NULL && x.q != NULL && x.flat != NULL ? send(s, b, &x) : MU_ERR_NOMEM;
+            bool all = x.p != NULL && x.q != NULL && x.flat != NULL && x.copies != NULL;
+            status = all ? send(s, b, &x) : MU_ERR_NOMEM;
         }
+        mui_free(c, x.copies);
         mui_free(c, x.p);
         mui_free(c, x.q);
         mui_free(c, x.flat);
@@ -334,6 +359,7 @@ mu_powersgd *mu_powersgd_new(mu_ddp *d, const mu_powersgd_options *options)
     if (s == NULL) {
         return NULL;
     }
+    s->d = d;
     s->context = c;
     s->options = o;
     /* Ranks with other options are told apart by the name. */
