@@ -2,11 +2,12 @@
  * it recomputes. The same steps without segments are the oracle, bit for bit. */
 #include "rig.h"
 
-enum { STEPS = 5, FEATURES = 6, WIDTH = 5, CLASSES = 3 };
+enum { STEPS = 6, FEATURES = 6, WIDTH = 5, CLASSES = 3 };
 
 typedef struct setting {
     const char *name;
     bool sync, tiny, some_ranks, without_loss;
+    bool defer, weighted; /* two calls deferred, then one that reduces */
 } setting;
 
 /* linear, norm, tanh, dropout, and a branch whose parameters lead nowhere. */
@@ -112,16 +113,27 @@ static void compare(run *a, run *b, const setting *s, int step)
     }
 }
 
+static mu_status reduce(run *r, const setting *s, int step, int rank, bool later)
+{
+    mu_tensor *loss = loss_of(r, s, step, rank);
+    int64_t samples = s->weighted ? 3 + (step + rank) % 3 : 0;
+    mu_ddp_backward_options o = {.weighted = s->weighted, .samples = samples, .defer = later};
+    return s->defer ? mu_ddp_backward_with(r->d, r->t, loss, &o) : mu_ddp_backward(r->d, r->t, loss);
+}
+
 static void steps_with_and_without(mu_group *g, int rank, int size, void *arg)
 {
     const setting *s = arg;
     run plain = open_run(g, s, false), with = open_run(g, s, !s->some_ranks || rank % 2 == 0);
     for (int step = 0; step < STEPS; step++) {
-        mu_status a = mu_ddp_backward(plain.d, plain.t, loss_of(&plain, s, step, rank));
-        mu_status b = mu_ddp_backward(with.d, with.t, loss_of(&with, s, step, rank));
+        bool later = s->defer && step % 3 != 2;
+        mu_status a = reduce(&plain, s, step, rank, later), b = reduce(&with, s, step, rank, later);
         CHECK(a == MU_OK && b == MU_OK, "%s, step %d: %d %d %s", s->name, step, (int)a, (int)b,
               mu_context_message(g->context));
         compare(&plain, &with, s, step);
+        if (later) {
+            continue; /* gradients are each rank's own */
+        }
         check_replicas(g, with.m, s->name);
         CHECK(mu_optimizer_step(plain.o) == MU_OK && mu_optimizer_step(with.o) == MU_OK, "step");
     }
@@ -174,6 +186,36 @@ static void one_rank_fails(mu_group *g, int rank, int size, void *arg)
     }
 }
 
+/* A recompute that fails in a deferred call, after which gradients hold a part of it: skipped everywhere
+ * until they are cleared, then right. */
+static void deferred_call_fails(mu_group *g, int rank, int size, void *arg)
+{
+    const setting *s = arg;
+    run r = open_run(g, s, false);
+    for (int step = 0; step < 6; step++) {
+        bool later = step % 3 != 2, bad = step == 1 && rank == size - 1;
+        float x[3 * FEATURES];
+        for (int i = 0; i < 3 * FEATURES; i++) {
+            x[i] = (float)((i * 31 + step + rank) % 17) / 10.0F;
+        }
+        mu_tape_reset(r.t);
+        fragile first = {.inner = mu_module_get(r.m, "first"), .fail_at = bad ? 2 : 0};
+        mu_tensor *y = mu_checkpoint(r.t, fragile_forward, &first, mu_tensor_from(r.t, MU_DIMS(3, FEATURES), x));
+        y = mu_forward(r.t, mu_module_get(r.m, "head"), mu_checkpoint_forward(r.t, mu_module_get(r.m, "second"), y));
+        mu_status got = mu_ddp_backward_with(r.d, r.t, mu_mean(r.t, mu_mul(r.t, y, y)),
+                                             &(mu_ddp_backward_options){.defer = later});
+        mu_status want = bad ? MU_ERR_DEVICE : step == 2 ? MU_SKIPPED : MU_OK;
+        CHECK(got == want, "%s, step %d: %d, %d was expected: %s", s->name, step, (int)got, (int)want,
+              mu_context_message(g->context));
+        mu_context_clear(g->context);
+        if (!later) { /* after a skip the gradients are still each rank's own: cleared, not applied */
+            CHECK(step == 2 || mu_optimizer_step(r.o) == MU_OK, "step");
+            CHECK(mu_module_zero_grad(r.m) == MU_OK, "zero_grad");
+            check_replicas(g, r.m, s->name);
+        }
+    }
+}
+
 static void everywhere(rank_fn fn, const setting *s)
 {
     for (int size = 2; size <= 3; size++) {
@@ -193,6 +235,9 @@ static void test_as_without(void **state)
         {.name = "ranks without loss", .without_loss = true},
         {.name = "synchronised norm", .sync = true},
         {.name = "synchronised norm, on some ranks", .sync = true, .some_ranks = true, .tiny = true},
+        {.name = "deferred", .defer = true, .tiny = true},
+        {.name = "deferred, ranks without loss", .defer = true, .without_loss = true},
+        {.name = "deferred and weighted, on some ranks", .defer = true, .weighted = true, .some_ranks = true},
     };
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         everywhere(steps_with_and_without, &all[i]);
@@ -204,6 +249,8 @@ static void test_failing_recompute(void **state)
     (void)state;
     everywhere(one_rank_fails, &(setting){.name = "one bucket"});
     everywhere(one_rank_fails, &(setting){.name = "tiny buckets", .tiny = true});
+    everywhere(deferred_call_fails, &(setting){.name = "deferred"});
+    everywhere(deferred_call_fails, &(setting){.name = "deferred, tiny buckets", .tiny = true});
 }
 
 int main(void)
