@@ -47,6 +47,7 @@ struct mu_context {
     int stage;
     const char *place;
 
+    uint64_t writes; /* changes of values in place so far: a clock for mu_tensor.written and mui_node.recorded */
     struct mui_engine *engine; /* kernels, made on first use by mui_engine_of; owned like any object */
 
     /* Allocation accounting and failure injection, see alloc.h. */

@@ -333,6 +333,7 @@ mu_status mu_optimizer_step(mu_optimizer *o)
         warn_unreduced(o, s);
     }
     run r = {0};
+    uint64_t now = ++o->context->writes;
     for (int64_t i = 0; i < s->count; i++) {
         int64_t index = s->order[i];
         mu_parameter *p = s->parameters[index];
@@ -342,6 +343,7 @@ mu_status mu_optimizer_step(mu_optimizer *o)
         }
         q->step++;
         p->updates++;
+        p->stepped = now;
         bool alike = r.floats > 0 && r.offset + r.floats == p->offset && r.group == q->group &&
                      r.first == !q->has_state && (o->kind == MUI_OPTIMIZER_SGD || r.step == q->step);
         if (!alike) {

@@ -194,6 +194,7 @@ mu_status mui_backward_mark(mu_tape *t, mu_tensor *loss, mui_store *s)
     t->collectives = 0;
     clear_marks(t, s);
     r = loss != NULL ? visit(t, loss) : MU_OK;
+    r = r == MU_OK && loss != NULL ? mui_check_values(t) : r;
     if (r != MU_OK) {
         return r;
     }

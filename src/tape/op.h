@@ -40,6 +40,7 @@ struct mui_node {
     bool counted;         /* its reads are in its inputs' consumers and needed: not of a dropped segment */
     const char *module;   /* arena, path of the module that ran it, "" at top */
     uint32_t reads;       /* of the op, or narrower */
+    uint64_t recorded;    /* the context's `writes` then: what was written later is not what it computed with */
     uint32_t index;       /* position on the tape */
     bool reaches_loss;    /* set by marking: a gradient arrives here */
     bool leads_to_loss;   /* set by marking: the loss depends on the value, gradient or not */

@@ -149,7 +149,7 @@ mu_tensor *mui_tensor_new(mu_tape *t, mu_dims dims, mu_dtype dtype, const mui_la
 mu_tensor *mui_tensor_view(mu_tape *t, mu_tensor *base, mu_dims dims, const int64_t *stride, int64_t offset)
 {
     mu_tensor x = {.context = t->context, .tape = t, .dtype = base->dtype, .dims = dims, .layout = base->layout,
-                   .storage = base->storage};
+                   .storage = base->storage, .view_of = base->view_of != NULL ? base->view_of : base};
     /* Memory of the context (parameters) is not counted: it outlives the tape's use of it. */
     mui_storage_keep(base->storage);
     if (stride != NULL) {
@@ -269,6 +269,7 @@ static mui_node *new_node(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor 
     n->in = inputs;
     n->in_count = in_count;
     n->module = module;
+    n->recorded = t->context->writes;
     n->segment = t->segment;
     return n;
 }

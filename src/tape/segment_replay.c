@@ -75,6 +75,7 @@ mu_tensor *mui_segment_tensor(mu_tape *t, const mu_tensor *template)
     mui_storage_release(x->storage);
     x->storage = template->storage;
     x->data = template->data;
+    x->view_of = template->view_of;
     memcpy(x->stride, template->stride, sizeof(x->stride));
     x->converted = NULL;
     x->released = x->dropped = false;

@@ -116,6 +116,9 @@ void mui_node_count(mui_node *n);
 /* Gives an intermediate value back when nothing will read it any more; what the user put in or holds on to stays. */
 void mui_release_if_idle(mu_tape *t, mu_tensor *x);
 
+/* What was marked can run: the values that its backward reads are still those of forward. */
+mu_status mui_check_values(mu_tape *t) MU_MUST_USE;
+
 /* Drops a tensor's memory; reading it is an error from then on. */
 void mui_tensor_release(mu_tensor *t);
 

@@ -213,6 +213,7 @@ static mu_status copy_in(mu_tensor *t, const void *in)
 void mui_tensor_touch(mu_tensor *t)
 {
     /* Counted where all views of the memory see it. */
+    (t->view_of != NULL ? t->view_of : t)->written = ++t->context->writes;
     if (t->storage != NULL) {
         t->storage->writes++;
     }

@@ -16,6 +16,8 @@ struct mu_tensor {
     mui_storage *storage;         /* one reference held by the tensor; NULL: memory of somebody else (a slab, a base
                                      tensor of the context), not yet placed, or given back */
     char *data;                   /* first element; NULL: not placed, given back, or no elements */
+    struct mu_tensor *view_of;    /* whose memory this one shows, never itself a view; NULL: its own */
+    uint64_t written;             /* the context's `writes` when its content was last overwritten; of a view: see view_of */
     bool released;                /* backward gave the memory back: reading is MU_ERR_STATE */
     bool retained;                /* backward must not give it back */
     bool requires_grad;           /* a gradient may be wanted: recorded operations look here */
