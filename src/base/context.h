@@ -48,6 +48,7 @@ struct mu_context {
     const char *place;
 
     uint64_t writes; /* changes of values in place so far: a clock for mu_tensor.written and mui_node.recorded */
+    uint64_t parameter_writes; /* `writes` when mui_tensor_touch last had a parameter's value */
     struct mui_engine *engine; /* kernels, made on first use by mui_engine_of; owned like any object */
 
     /* Allocation accounting and failure injection, see alloc.h. */

@@ -164,7 +164,11 @@ mu_status mui_ddp_compare(mu_ddp *d, const mui_text *mine)
 mu_status mui_ddp_spread(mu_ddp *d)
 {
     mui_store *st = d->store;
+    uint64_t before = mui_hash_floats(MUI_HASH_START, st->values, st->floats);
     mu_status s = mu_broadcast(d->group, st->values, st->floats * sizeof(float), 0);
+    if (mui_hash_floats(MUI_HASH_START, st->values, st->floats) != before) {
+        mui_ddp_values_replaced(d);
+    }
     if (s == MU_OK && st->buffer_floats > 0) {
         s = mu_broadcast(d->group, st->buffer_slab, st->buffer_floats * sizeof(float), 0);
     }

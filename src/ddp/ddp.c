@@ -70,6 +70,7 @@ void mui_ddp_count_anew(mu_ddp *d)
     for (int64_t i = 0; i < d->member_count; i++) {
         d->members[i].parameter->updates = 0;
     }
+    mui_ddp_written_agreed(d);
 }
 
 /* -- wrapping --------------------------------------------------------------------------------------------------- */

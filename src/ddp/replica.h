@@ -79,6 +79,7 @@ struct mu_ddp {
     int64_t bucket_count;  /* reduced ones; other parameters come after them */
     uint8_t *slice_states; /* for mui_reducer_begin */
     bool planned;          /* buckets follow the ready order */
+    uint64_t written_seen;    /* the context's `writes` when values were last known to be equal on all ranks */
     int64_t deferred;         /* deferred backwards since the last reduction, or since gradients were cleared */
     int64_t deferred_samples; /* of them, when weighted */
     bool deferred_weighted;
@@ -193,6 +194,15 @@ mu_status mui_ddp_not_finite(mu_ddp *d) MU_MUST_USE;
 /* -- what the others are told, when they wait for this rank -------------------------------------------------------- */
 /* What it does in the running reduction; NULL: that reduction is over. */
 void mui_ddp_work(mu_ddp *d, const char *what);
+
+/* -- written.c -------------------------------------------------------------------------------------------------- */
+/* Values of parameters that the program itself wrote since the last reduction, into h: all ranks must have written the
+ * same. `count`: how many parameters. */
+uint64_t mui_ddp_hash_written(const mu_ddp *d, uint64_t h, int64_t *count);
+/* What is written now is the same on all ranks. */
+void mui_ddp_written_agreed(mu_ddp *d);
+/* Values were replaced by rank 0's: a tape that computed with others is of no use any more. */
+void mui_ddp_values_replaced(mu_ddp *d);
 
 /* Replicas are equal, made so or compared: optimiser steps, which all ranks must take alike, are counted from here. */
 void mui_ddp_count_anew(mu_ddp *d);

@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "ddp/replica.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -21,7 +22,7 @@ typedef struct step {
     uint64_t agreement;
     uint64_t steps, updates; /* of optimisers, see mui_identity */
     int64_t earlier; /* parameters whose gradient was reduced before and is added to */
-    char note[64];
+    char note[96];
     bool entered; /* gradients were put aside */
 } step;
 
@@ -67,6 +68,12 @@ static mu_status put_aside(mu_ddp *d, step *s)
         size_t used = strlen(s->note);
         s->agreement = mui_hash_u64(s->agreement, (uint64_t)d->deferred);
         snprintf(s->note + used, sizeof(s->note) - used, " after %lld deferred", (long long)d->deferred);
+    }
+    int64_t written = 0;
+    s->agreement = mui_ddp_hash_written(d, s->agreement, &written);
+    if (written > 0) {
+        size_t used = strlen(s->note);
+        snprintf(s->note + used, sizeof(s->note) - used, " with values of %lld parameters written", (long long)written);
     }
     if (found > 0 && d->stash == NULL) {
         d->stash = mui_alloc(d->context, st->floats * sizeof(float));
@@ -204,6 +211,17 @@ static mu_status prepare(mu_ddp *d, step *s)
     return MU_OK;
 }
 
+/* Told here, whose loss it is: what all ranks are told names gradients. */
+static bool loss_is_bad(const mu_ddp *d, const mu_tensor *loss)
+{
+    float x = d->options.nonfinite != MU_NONFINITE_KEEP ? mu_tensor_item(loss) : 0;
+    if (!isfinite(x)) {
+        mui_log(d->context, MU_LOG_WARN, "ddp `%s`: the loss of rank %d is %g", d->name, mu_group_rank(d->group),
+                (double)x);
+    }
+    return !isfinite(x);
+}
+
 static void run_backward(mu_ddp *d, step *s)
 {
     mui_store *st = d->store;
@@ -224,7 +242,9 @@ static void run_backward(mu_ddp *d, step *s)
     }
     st->ready = became_ready;
     st->ready_user = d;
-    mu_status status = mui_backward_run(s->tape, s->loss, s->weighted ? (float)s->samples : 1.0F, st);
+    /* A loss that is not finite may have gradients that are: they mean nothing, and all ranks have to see it. */
+    float seed = loss_is_bad(d, s->loss) ? NAN : s->weighted ? (float)s->samples : 1.0F;
+    mu_status status = mui_backward_run(s->tape, s->loss, seed, st);
     st->ready = NULL;
     if (status == MU_SKIPPED && s->reason == NULL) {
         s->reason = mui_tape_skipped(s->tape); /* another rank abandoned while this one was at a collective with it */
@@ -302,6 +322,7 @@ static mu_status conclude(mu_ddp *d, step *s, mu_status reduced, mu_status buffe
         return status;
     }
     keep_reduced(d);
+    mui_ddp_written_agreed(d);
     d->deferred = d->deferred_samples = 0;
     d->deferred_weighted = false;
     d->reductions++;
@@ -418,6 +439,11 @@ static mu_status run_deferred(mu_ddp *d, step *s)
     if (status != MU_OK || s->loss == NULL) {
         return status;
     }
+    if (loss_is_bad(d, s->loss)) {
+        return d->options.nonfinite == MU_NONFINITE_ERROR
+                   ? mui_fail(d->context, MU_ERR_STATE, "ddp `%s`: the loss of a deferred backward is not finite", d->name)
+                   : MU_SKIPPED;
+    }
     status = mui_backward_mark(s->tape, s->loss, st);
     return status == MU_OK ? mui_backward_run(s->tape, s->loss, s->weighted ? (float)s->samples : 1.0F, NULL) : status;
 }
@@ -437,7 +463,7 @@ static mu_status defer(mu_ddp *d, step *s)
     d->deferred_samples += s->weighted && status == MU_OK ? s->samples : 0;
     if (status != MU_OK && d->deferred_failed[0] == '\0') {
         snprintf(d->deferred_failed, sizeof(d->deferred_failed), "a deferred backward failed (%.100s): clear gradients",
-                 status == MU_SKIPPED ? "another rank abandoned it" : mu_context_message(c));
+                 status == MU_SKIPPED ? "its loss was not finite, or another rank abandoned it" : mu_context_message(c));
     }
     return status;
 }

@@ -39,13 +39,6 @@ mu_status mui_check_values(mu_tape *t)
             continue;
         }
         for (int k = 0; k < n->in_count; k++) {
-            const mu_parameter *p = mui_base_of(n->in[k])->parameter;
-            if (n->reaches_loss && p != NULL && !p->frozen && p->store == NULL) {
-                return mui_fail(t->context, MU_ERR_STATE,
-                                "backward of %s%s%s: parameter `%s` was taken out of its tree after forward had read it: "
-                                "run forward again", n->op->name, n->module[0] != '\0' ? " in " : "", n->module,
-                                mu_parameter_name(p));
-            }
             bool read = again || (k < 31 && (n->reads & MUI_READS_IN(k)) != 0);
             if (read && last_write(again ? mui_base_of(n->in[k]) : n->in[k]) > n->recorded) {
                 return is_stale(t, n, k, again);

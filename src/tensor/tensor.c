@@ -213,7 +213,11 @@ static mu_status copy_in(mu_tensor *t, const void *in)
 void mui_tensor_touch(mu_tensor *t)
 {
     /* Counted where all views of the memory see it. */
-    (t->view_of != NULL ? t->view_of : t)->written = ++t->context->writes;
+    mu_tensor *base = t->view_of != NULL ? t->view_of : t;
+    base->written = ++t->context->writes;
+    if (base->parameter != NULL) {
+        t->context->parameter_writes = base->written;
+    }
     if (t->storage != NULL) {
         t->storage->writes++;
     }
