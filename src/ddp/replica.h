@@ -196,9 +196,9 @@ mu_status mui_ddp_not_finite(mu_ddp *d) MU_MUST_USE;
 void mui_ddp_work(mu_ddp *d, const char *what);
 
 /* -- written.c -------------------------------------------------------------------------------------------------- */
-/* Values of parameters that the program itself wrote since the last reduction, into h: all ranks must have written the
- * same. `count`: how many parameters. */
-uint64_t mui_ddp_hash_written(const mu_ddp *d, uint64_t h, int64_t *count);
+/* Hash of the values of parameters that the program itself wrote since the last reduction: all ranks must have written
+ * the same. `count`: how many parameters; `first`: the name of one. */
+uint64_t mui_ddp_hash_written(const mu_ddp *d, int64_t *count, const char **first);
 /* What is written now is the same on all ranks. */
 void mui_ddp_written_agreed(mu_ddp *d);
 /* Values were replaced by rank 0's: a tape that computed with others is of no use any more. */

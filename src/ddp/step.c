@@ -22,7 +22,7 @@ typedef struct step {
     uint64_t agreement;
     uint64_t steps, updates; /* of optimisers, see mui_identity */
     int64_t earlier; /* parameters whose gradient was reduced before and is added to */
-    char note[96];
+    char note[128];
     bool entered; /* gradients were put aside */
 } step;
 
@@ -70,10 +70,13 @@ static mu_status put_aside(mu_ddp *d, step *s)
         snprintf(s->note + used, sizeof(s->note) - used, " after %lld deferred", (long long)d->deferred);
     }
     int64_t written = 0;
-    s->agreement = mui_ddp_hash_written(d, s->agreement, &written);
+    const char *first = NULL;
+    uint64_t values = mui_ddp_hash_written(d, &written, &first);
     if (written > 0) {
         size_t used = strlen(s->note);
-        snprintf(s->note + used, sizeof(s->note) - used, " with values of %lld parameters written", (long long)written);
+        s->agreement = mui_hash_u64(s->agreement, values);
+        snprintf(s->note + used, sizeof(s->note) - used, " with values of %lld parameters written: `%.24s`%s (hash %08x)",
+                 (long long)written, first, written > 1 ? ", ..." : "", (unsigned)(values ^ values >> 32));
     }
     if (found > 0 && d->stash == NULL) {
         d->stash = mui_alloc(d->context, st->floats * sizeof(float));
@@ -211,7 +214,6 @@ static mu_status prepare(mu_ddp *d, step *s)
     return MU_OK;
 }
 
-/* Told here, whose loss it is: what all ranks are told names gradients. */
 static bool loss_is_bad(const mu_ddp *d, const mu_tensor *loss)
 {
     float x = d->options.nonfinite != MU_NONFINITE_KEEP ? mu_tensor_item(loss) : 0;
@@ -220,6 +222,32 @@ static bool loss_is_bad(const mu_ddp *d, const mu_tensor *loss)
                 (double)x);
     }
     return !isfinite(x);
+}
+
+/* A loss that is not finite may have gradients that are: they mean nothing, but nobody would notice. Where they are not
+ * finite either, what all ranks are told names them. */
+static mu_status judge_loss(mu_ddp *d, step *s)
+{
+    bool finite = true;
+    if (!loss_is_bad(d, s->loss)) {
+        return MU_OK;
+    }
+    for (int64_t i = 0; finite && i < d->member_count; i++) {
+        const mui_member *m = &d->members[i];
+        const float *g = slice(d->store->grads, m);
+        for (size_t k = 0; m->parameter->grad_state != MUI_GRAD_NONE && k < m->parameter->capacity; k++) {
+            finite = finite && isfinite(g[k]);
+        }
+    }
+    if (!finite) {
+        return MU_OK;
+    }
+    if (d->options.nonfinite == MU_NONFINITE_ERROR) {
+        return mui_fail(d->context, MU_ERR_STATE, "ddp `%s`: the loss of rank %d is not finite", d->name,
+                        mu_group_rank(d->group));
+    }
+    s->reason = "its loss is not finite";
+    return MU_SKIPPED;
 }
 
 static void run_backward(mu_ddp *d, step *s)
@@ -242,10 +270,9 @@ static void run_backward(mu_ddp *d, step *s)
     }
     st->ready = became_ready;
     st->ready_user = d;
-    /* A loss that is not finite may have gradients that are: they mean nothing, and all ranks have to see it. */
-    float seed = loss_is_bad(d, s->loss) ? NAN : s->weighted ? (float)s->samples : 1.0F;
-    mu_status status = mui_backward_run(s->tape, s->loss, seed, st);
+    mu_status status = mui_backward_run(s->tape, s->loss, s->weighted ? (float)s->samples : 1.0F, st);
     st->ready = NULL;
+    status = status == MU_OK ? judge_loss(d, s) : status;
     if (status == MU_SKIPPED && s->reason == NULL) {
         s->reason = mui_tape_skipped(s->tape); /* another rank abandoned while this one was at a collective with it */
     } else if (status != MU_OK) {

@@ -1,10 +1,11 @@
-/* Values that change between reductions by other hands than an optimiser's: written by the program, loaded, or replaced by
- * rank 0's. */
+/* Values that change between reductions by other hands than an optimiser's: written by the program, loaded, or replaced
+ * by rank 0's. */
 #include "base/rng.h"
 #include "ddp/replica.h"
 
-uint64_t mui_ddp_hash_written(const mu_ddp *d, uint64_t h, int64_t *count)
+uint64_t mui_ddp_hash_written(const mu_ddp *d, int64_t *count, const char **first)
 {
+    uint64_t h = MUI_HASH_START;
     *count = 0;
     if (d->context->parameter_writes <= d->written_seen) {
         return h;
@@ -16,6 +17,7 @@ uint64_t mui_ddp_hash_written(const mu_ddp *d, uint64_t h, int64_t *count)
         if (p->value.written > d->written_seen && source->contains(source, p)) {
             h = mui_hash_u64(h, (uint64_t)i + 1);
             h = mui_hash_floats(h, s->values + p->offset, p->capacity);
+            *first = *count == 0 ? p->name : *first;
             ++*count;
         }
     }

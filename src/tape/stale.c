@@ -21,8 +21,8 @@ static mu_status is_stale(mu_tape *t, const mui_node *n, int input, bool again)
         snprintf(what, sizeof(what), "its input %d, of shape %s,", input, mui_dims_text(x->dims, dims));
     }
     return mui_fail(t->context, MU_ERR_STATE,
-                    "backward of %s%s%s: %s was modified in place after forward had read it, by %s, and %s needs the value "
-                    "of then: run all backwards of a forward before its values change, or forward again",
+                    "backward of %s%s%s: %s was modified in place after forward had read it, by %s, and %s needs the "
+                    "value of then: run all backwards of a forward before its values change, or forward again",
                     n->op->name, n->module[0] != '\0' ? " in " : "", n->module, what,
                     p != NULL && p->stepped > p->value.written ? "an optimiser's step or a wrap"
                                                                : "mu_tensor_write or a load",

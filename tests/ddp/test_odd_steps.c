@@ -393,10 +393,12 @@ static void differ(mu_group *g, int rank, int size, void *arg)
     (void)arg;
     rig r = rig_open(g, &(mu_ddp_options){.check_every = 2});
     good_step(&r, "before");
+    CHECK(mu_ddp_backward(r.d, r.t, NULL) == MU_OK, "the second, checked: %s", mu_context_message(r.c));
+    CHECK(mu_ddp_backward(r.d, r.t, NULL) == MU_OK, "the third: %s", mu_context_message(r.c));
     if (rank == size - 1) {
         *(float *)(void *)mu_parameter_tensor(mu_module_get_parameter(r.m, "c"))->data = 5; /* behind everybody's back */
     }
-    mu_status s = mu_ddp_backward(r.d, r.t, loss_of(r.t, r.m, 1, rank)); /* the second: checks */
+    mu_status s = mu_ddp_backward(r.d, r.t, loss_of(r.t, r.m, 1, rank)); /* the fourth: checks */
     CHECK(s == MU_ERR_COMM, "%d %s", (int)s, mu_context_message(r.c));
     char who[64];
     snprintf(who, sizeof(who), "`c` is not the same on rank %d", size - 1);
