@@ -1,5 +1,9 @@
 /* Buffers: float ones (running statistics) become the mean over ranks, or rank 0's; integer ones (numbers of batches)
- * the largest, since a rank without a batch has not counted it. */
+ * the largest, since a rank without a batch has not counted it.
+ *
+ * The mean is taken in double: that of equal floats is then this float, whatever the number of ranks (in float, three
+ * times a, divided by three, may be a's neighbour). What all ranks have alike, as synchronised batch norm's statistics
+ * and those of frozen layers, is so not moved by reductions. */
 #include "ddp/replica.h"
 
 #include <math.h>
@@ -51,7 +55,10 @@ void mui_ddp_buffers_start(mu_ddp *d, bool repairs, mui_buffer_requests *q)
         return;
     }
     if (s->buffer_floats > 0) {
-        q->floats = mui_reducer_start_other(d->reducer, s->buffer_slab, (int64_t)s->buffer_floats, MU_F32, MU_MEAN);
+        for (size_t i = 0; i < s->buffer_floats; i++) {
+            d->buffer_sums[i] = (double)s->buffer_slab[i];
+        }
+        q->floats = mui_reducer_start_other(d->reducer, d->buffer_sums, (int64_t)s->buffer_floats, MU_F64, MU_MEAN);
     }
     if (d->counter_elements > 0) {
         mui_ddp_counters_get(d);
@@ -76,6 +83,9 @@ mu_status mui_ddp_buffers_finish(mu_ddp *d, mui_buffer_requests *q)
         /* Both are waited for even when the first failed: they write to memory of ours until then. */
         status = q->floats != NULL ? mu_request_wait(q->floats) : MU_OK;
         other = q->counters != NULL ? mu_request_wait(q->counters) : MU_OK;
+        for (size_t i = 0; q->floats != NULL && status == MU_OK && i < s->buffer_floats; i++) {
+            s->buffer_slab[i] = (float)d->buffer_sums[i];
+        }
         if (q->counters != NULL && other == MU_OK) {
             mui_ddp_counters_set(d);
         }

@@ -45,6 +45,7 @@ void mui_ddp_free_layout(mu_ddp *d)
     mui_free(c, d->counters);
     mui_free(c, d->counter_values);
     mui_free(c, d->buffer_copy);
+    mui_free(c, d->buffer_sums);
     mui_free(c, d->absent);
     mui_free(c, d->report_parameters);
     mui_free(c, d->report_buckets);
@@ -56,6 +57,7 @@ void mui_ddp_free_layout(mu_ddp *d)
     d->stash = d->buffer_copy = NULL;
     d->counters = NULL;
     d->counter_values = NULL;
+    d->buffer_sums = NULL;
     d->absent = NULL;
     d->member_count = d->parameter_count = d->counter_count = d->counter_elements = d->absent_count = 0;
     d->counter_capacity = 0;
@@ -230,10 +232,11 @@ static mu_status make_rest(mu_ddp *d, mui_store *s)
     }
     d->counter_values = mui_calloc(c, (size_t)d->counter_elements + 1, sizeof(*d->counter_values));
     d->buffer_copy = mui_calloc(c, s->buffer_floats + 1, sizeof(float));
+    d->buffer_sums = mui_calloc(c, s->buffer_floats + 1, sizeof(double));
     d->slice_states = mui_calloc(c, n, 1);
     d->absent = mui_calloc(c, n, sizeof(*d->absent));
-    if (d->counter_values == NULL || d->buffer_copy == NULL || d->slice_states == NULL || d->absent == NULL ||
-        mui_failed(c)) {
+    if (d->counter_values == NULL || d->buffer_copy == NULL || d->buffer_sums == NULL || d->slice_states == NULL ||
+        d->absent == NULL || mui_failed(c)) {
         return MU_ERR_NOMEM;
     }
     if (s->buffer_floats > 0) {

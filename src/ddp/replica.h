@@ -91,7 +91,8 @@ struct mu_ddp {
     size_t counter_capacity;
     int64_t *counter_values; /* all their elements */
     int64_t counter_elements;
-    float *buffer_copy; /* float buffers after the last reduction */
+    float *buffer_copy;  /* float buffers after the last reduction */
+    double *buffer_sums; /* the same on their way */
 
     mu_status broken; /* the group failed in a reduction: every later call says so */
     char broken_text[1400];

@@ -414,17 +414,18 @@ static void buffers(mu_group *g, int rank, int size, void *arg)
     mu_context *c = g->context;
     bool rank0 = *(bool *)arg;
     mu_module *m = toy(c);
-    mu_tensor *stat = mu_module_buffer(m, "stat", MU_DIMS(3), MU_F32, 0);
+    mu_tensor *stat = mu_module_buffer(m, "stat", MU_DIMS(4), MU_F32, 0);
     mu_tensor *seen = mu_module_buffer(m, "seen", MU_SCALAR, MU_I64, 0);
     mu_ddp *d = mu_ddp_wrap(m, g, &(mu_ddp_options){.buffers_from_rank0 = rank0});
     mu_tape *t = mu_tape_new(c, NULL);
     CHECK(d != NULL && seen != NULL, "%s", mu_context_message(c));
     for (int step = 0; step < 3; step++) {
         mu_tape_reset(t);
-        float x[3] = {(float)(rank + step), (float)(rank * rank), 1};
+        const float alike = 11184814.0F; /* three times it, in float, is not three times it */
+        float x[4] = {(float)(rank + step), (float)(rank * rank), 1, alike};
         bool bad = step == 1 && rank == size - 1;
         x[2] = bad ? NAN : 1;
-        CHECK(mu_tensor_write(stat, x, 3) == MU_OK, "write");
+        CHECK(mu_tensor_write(stat, x, 4) == MU_OK, "write");
         *(int64_t *)seen->data = 10 * step + (rank0 ? 0 : rank); /* as a forward would count */
         mu_status s = bad ? mu_ddp_abandon(d, "bad batch") : mu_ddp_backward(d, t, loss_of(t, m, step, rank));
         CHECK(s == (step == 1 ? MU_SKIPPED : MU_OK), "%s", mu_context_message(c));
@@ -433,7 +434,8 @@ static void buffers(mu_group *g, int rank, int size, void *arg)
             mean += (double)(r + step) / size;
             squares += (double)(r * r) / size;
         }
-        CHECK(mu_tensor_read(stat, x, 3) == MU_OK, "read");
+        CHECK(mu_tensor_read(stat, x, 4) == MU_OK, "read");
+        CHECK(x[3] == alike, "step %d: equal values moved to %.9g", step, (double)x[3]);
         CHECK(fabs((double)x[0] - (rank0 ? step : mean)) < 1e-6 && fabs((double)x[1] - (rank0 ? 0 : squares)) < 1e-6,
               "step %d: %g %g", step, (double)x[0], (double)x[1]);
         CHECK(x[2] == 1, "what is not finite does not spread: %g", (double)x[2]);
