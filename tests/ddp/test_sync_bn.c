@@ -172,6 +172,7 @@ static void equals_one_process(void **state)
 typedef struct failure {
     int place; /* 0: before the first norm, 1: between them, 2: after the last, 3: in backward */
     bool says; /* calls mu_ddp_abandon; else brings its error to mu_ddp_backward */
+    int other; /* where rank 2 fails in the same step if it gets there; -1: nowhere */
 } failure;
 
 /* Rank 1 fails at that place in one step; the steps after it are as if nothing had been. */
@@ -186,28 +187,32 @@ static void one_fails(mu_group *g, int rank, int size, void *arg)
     mu_tape *t = mu_tape_new(c, NULL);
     float x[MOST * CHANNELS], y[MOST * CLASSES];
     for (int step = 0; step < 5; step++) {
-        bool bad = step == (f->place == 3 ? 0 : 2), victim = bad && rank == 1;
+        bool bad = step == (f->place == 3 || f->other == 3 ? 0 : 2), victim = bad && rank == 1;
+        int place = !bad ? -1 : rank == 1 ? f->place : rank == 2 ? f->other : -1;
         mu_tape_reset(t);
         int n = draw(&shape, step, rank, x, y);
         mu_tensor *h = mu_tensor_from(t, MU_DIMS(n, CHANNELS), x);
         static const char *const order[] = {"first", "norm", "relu", "fc", "last"};
         for (int k = 0; k < 5; k++) {
-            if (victim && ((f->place == 0 && k == 0) || (f->place == 1 && k == 3))) {
+            if (h != NULL && ((place == 0 && k == 0) || (place == 1 && k == 3))) {
                 h = mu_linear_op(t, h, h, NULL); /* shapes do not fit: an error of this rank */
                 break;
             }
             h = mu_forward(t, mu_module_get(net, order[k]), h);
         }
-        if (victim && f->place == 2) {
+        if (h != NULL && place == 2) {
             h = mu_linear_op(t, h, mu_tensor_zeros(t, MU_DIMS(2, 99)), NULL);
         }
         mu_tensor *loss = h != NULL ? mu_mse_loss(t, h, mu_tensor_from(t, MU_DIMS(n, CLASSES), y)) : NULL;
-        if (victim && f->place == 3) {
+        bool failed = mu_context_status(c) < 0;
+        if (loss != NULL && place == 3) {
+            failed = true;
             c->fail_after = 0; /* the first allocation of the first backward */
             c->fail_forever = true;
         }
         mu_status s;
         if (victim && f->says) {
+            failed = false;
             mu_context_clear(c);
             s = mu_ddp_abandon(d, "the test says so");
         } else {
@@ -218,7 +223,7 @@ static void one_fails(mu_group *g, int rank, int size, void *arg)
         if (!bad) {
             CHECK(s == MU_OK && mu_context_status(c) == MU_OK, "place %d, step %d: %d %s", f->place, step, (int)s,
                   mu_context_message(c));
-        } else if (victim && !f->says) {
+        } else if (failed) {
             CHECK(s < 0 && mu_context_status(c) == s, "place %d: the failing rank got %d", f->place, (int)s);
             mu_context_clear(c);
         } else {
@@ -236,11 +241,27 @@ static void a_rank_that_fails_is_skipped_over(void **state)
     (void)state;
     for (int place = 0; place < 4; place++) {
         for (int says = 0; says < 2 && !(says && place == 3); says++) {
-            failure f = {place, says};
+            failure f = {place, says, -1};
             for (int size = 2; size <= 4; size++) {
                 assert_int_equal(run_threads(size, one_fails, &f, &patient, true), 0);
             }
             assert_int_equal(run_processes(3, one_fails, &f, &patient, true), 0);
+        }
+    }
+}
+
+static void two_ranks_that_fail_are_skipped_over(void **state)
+{
+    (void)state;
+    for (int place = 0; place < 4; place++) {
+        for (int other = 0; other < 4; other++) {
+            failure f = {place, place == 1, other};
+            for (int size = 3; size <= 4; size++) {
+                assert_int_equal(run_threads(size, one_fails, &f, &patient, true), 0);
+            }
+            if (place != other) {
+                assert_int_equal(run_processes(4, one_fails, &f, &patient, true), 0);
+            }
         }
     }
 }
@@ -287,6 +308,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(equals_one_process),
                                        cmocka_unit_test(a_rank_that_fails_is_skipped_over),
+                                       cmocka_unit_test(two_ranks_that_fail_are_skipped_over),
                                        cmocka_unit_test(contradictions_are_named)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
