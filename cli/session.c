@@ -255,6 +255,18 @@ static int recompute(session *s)
     return -1;
 }
 
+static int synchronise_norms(session *s)
+{
+    int64_t count = 0;
+    if (s->o->sync_bn && mu_sync_batch_norm_convert(s->net, s->world, &count) < 0) {
+        return session_close(s, CLI_FAILED, true);
+    }
+    if (s->o->sync_bn) {
+        session_say(s, "synchronised over the ranks: %" PRId64 " batch norms\n", count);
+    }
+    return -1;
+}
+
 static bool make_optimizer(session *s)
 {
     const train_options *o = s->o;
@@ -360,7 +372,8 @@ int session_setup_train(session *s)
     if (s->o->from != NULL && s->o->resume == NULL && (code = load_from(s)) >= 0) {
         return code;
     }
-    if ((code = try_forward(s)) >= 0 || (code = freeze(s)) >= 0 || (code = recompute(s)) >= 0) {
+    if ((code = try_forward(s)) >= 0 || (code = freeze(s)) >= 0 || (code = recompute(s)) >= 0 ||
+        (code = synchronise_norms(s)) >= 0) {
         return code;
     }
     s->note = flags_note(train_flags, s->o);

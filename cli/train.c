@@ -32,6 +32,14 @@ typedef struct run {
     int stopped;           /* the signal that ended the run early, agreed by all ranks */
 } run;
 
+/* What a rank without images does where batch norm is synchronised: the other ranks wait for its part, which is 0. */
+static mu_tensor *loss_of_nothing(session *s)
+{
+    mu_dims d = mu_dataset_dims(s->test);
+    mu_tensor *none = mu_tensor_zeros(s->tape, MU_DIMS(0, d.dim[0], d.dim[1], d.dim[2]));
+    return mu_sum(s->tape, mu_forward(s->tape, s->net, none));
+}
+
 /* One optimiser step on this rank's batch. Fills loss (NaN when skipped). False on error. */
 static bool train_step(run *r, const mu_batch *b, float *loss_out)
 {
@@ -45,9 +53,11 @@ static bool train_step(run *r, const mu_batch *b, float *loss_out)
             return false;
         }
         *loss_out = mu_tensor_item(loss);
+    } else if (s->o->sync_bn && (loss = loss_of_nothing(s)) == NULL) {
+        return false;
     }
     mu_status status;
-    if (loss != NULL && !isfinite(*loss_out)) {
+    if (b->samples > 0 && !isfinite(*loss_out)) {
         char reason[64];
         snprintf(reason, sizeof(reason), "the loss of step %" PRId64 " is %g", s->state.step + 1, (double)*loss_out);
         status = mu_ddp_abandon(s->ddp, reason);

@@ -46,6 +46,7 @@ const flag train_flags[] = {
      0, FLAG_SAME},
     {"recompute", FLAG_LIST, AT(recompute), "GLOB",
      "activation checkpointing of modules of that name, e.g. 'layer?.?': less memory (repeatable)", 0, 0, FLAG_FREE},
+    {"sync-bn", FLAG_SWITCH, AT(sync_bn), NULL, "batch norm over the batches of all ranks together", 0, 0, FLAG_WARN},
     {"epochs", FLAG_INT, AT(epochs), "N", "passes over the data (1); the schedule's length", 1, 1e9, FLAG_WARN},
     {"steps", FLAG_INT, AT(steps), "N", "stop after N steps in all; without --epochs also the schedule's length", 1,
      BIG, FLAG_FREE},

@@ -207,7 +207,18 @@ def ranks():
         assert worst < 1e-4, worst
         done = w.run("run", "-n", 3, "--", MUSTER, *two, "--ranks", 2)
         assert done.returncode == 2 and "--ranks 2" in done.stderr, done
+        # With the statistics of all ranks together, batch norm too is that of one rank.
+        small = ["--epochs", 2, "--batch", 60, "--no-augment", "--eval-every", 0, "--save"]
+        w.train(*small[:3], 240, *small[4:], "bn1.pth", model="resnet20")
+        out = w.train(*small, "bn4.pth", "--ranks", 4, "--sync-bn", model="resnet20")
+        assert "batch norms" in out, out
+        w.train(*small, "bn4not.pth", "--ranks", 4, model="resnet20")
+        whole = w.load("bn1.pth")
+        apart = [max(((whole[k] - x[k]).norm() / whole[k].norm()).item() for k in whole if "running" in k)
+                 for x in (w.load("bn4.pth"), w.load("bn4not.pth"))]
+        assert apart[0] < 1e-4 < 1e-3 < apart[1], apart
         # More ranks than the last batch has images.
+        w.ok(*two[:-1], 1, "--model", "resnet20", "--ranks", 4, "--batch", 50, "--sync-bn", "--save", "few_bn.pth")
         w.ok(*two[:-1], 1, "--ranks", 4, "--batch", 60, "--save", "few.pth")
         left = [f for f in os.listdir("/dev/shm") if "muster" in f]
         assert not left, left
