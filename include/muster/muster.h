@@ -5,6 +5,7 @@
 #include <muster/base.h>
 #include <muster/checkpoint.h>
 #include <muster/data.h>
+#include <muster/data_parallel.h>
 #include <muster/ddp.h>
 #include <muster/group.h>
 #include <muster/hooks.h>

@@ -86,9 +86,13 @@ const char *mui_stage_name(uint32_t stage)
 
 mui_place mui_go(mu_context *c, mui_stage stage, const char *path)
 {
-    mui_place before = {(mui_stage)c->stage, c->place};
-    c->stage = stage;
-    c->place = path;
+    mui_here *here = mui_here_of(c);
+    mui_place before = {(mui_stage)here->stage, here->place};
+    here->stage = stage;
+    here->place = path;
+    if (here != &c->here) {
+        return before; /* a board has one writer */
+    }
     for (mui_beacon_link *l = c->beacons; l != NULL; l = l->next) {
         mui_board_write(&l->beacon->place, stage, path != NULL ? path : "");
     }

@@ -20,6 +20,28 @@ static int threads_from_env(void)
     return (end != text && n >= 1 && n <= INT_MAX) ? (int)n : 1;
 }
 
+/* -- bound threads ---------------------------------------------------------------------------------------------- */
+static _Thread_local mui_bound *bound;
+
+mui_bound *mui_bind(mui_bound *b)
+{
+    mui_bound *before = bound;
+    bound = b;
+    return before;
+}
+
+mui_bound *mui_bound_of(const mu_context *c)
+{
+    return bound != NULL && bound->context == c && c != NULL ? bound : NULL;
+}
+
+mui_here *mui_here_of(mu_context *c)
+{
+    mui_bound *b = mui_bound_of(c);
+    return b != NULL ? &b->here : &c->here;
+}
+
+/* -- life ------------------------------------------------------------------------------------------------------- */
 mu_context *mu_context_open(const mu_context_options *options)
 {
     static const mu_context_options defaults;
@@ -29,6 +51,11 @@ mu_context *mu_context_open(const mu_context_options *options)
         return NULL;
     }
     if (pthread_mutex_init(&c->lock, NULL) != 0) {
+        free(c);
+        return NULL;
+    }
+    if (pthread_mutex_init(&c->shared_lock, NULL) != 0) {
+        pthread_mutex_destroy(&c->lock);
         free(c);
         return NULL;
     }
@@ -64,6 +91,7 @@ mu_status mu_context_close(mu_context *c)
     }
     mui_free(c, c->owned);
     mu_status s = c->status;
+    pthread_mutex_destroy(&c->shared_lock);
     pthread_mutex_destroy(&c->lock);
     free(c);
     return s;
@@ -71,23 +99,29 @@ mu_status mu_context_close(mu_context *c)
 
 mu_status mui_context_own(mu_context *c, void *object, mui_destroy_fn destroy, int order)
 {
-    if (!MUI_GROW(c, c->owned, c->owned_count, c->owned_capacity)) {
-        destroy(object);
-        return MU_ERR_NOMEM;
+    pthread_mutex_lock(&c->shared_lock);
+    bool room = MUI_GROW(c, c->owned, c->owned_count, c->owned_capacity);
+    if (room) {
+        c->owned[c->owned_count++] = (mui_owned){object, destroy, order};
     }
-    c->owned[c->owned_count++] = (mui_owned){object, destroy, order};
-    return MU_OK;
+    pthread_mutex_unlock(&c->shared_lock);
+    if (!room) {
+        destroy(object);
+    }
+    return room ? MU_OK : MU_ERR_NOMEM;
 }
 
 void mui_context_disown(mu_context *c, void *object)
 {
+    pthread_mutex_lock(&c->shared_lock);
     for (size_t i = c->owned_count; i-- > 0;) {
         if (c->owned[i].object == object) {
             memmove(&c->owned[i], &c->owned[i + 1], (c->owned_count - i - 1) * sizeof(*c->owned));
             c->owned_count--;
-            return;
+            break;
         }
     }
+    pthread_mutex_unlock(&c->shared_lock);
 }
 
 static void emit(mu_context *c, mu_log_level level, const char *message)
@@ -117,6 +151,14 @@ mu_status mui_fail(mu_context *c, mu_status s, const char *format, ...)
     va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
     va_end(args);
+    mui_bound *own = mui_bound_of(c);
+    if (own != NULL) {
+        if (own->status == MU_OK) {
+            own->status = s;
+            memcpy(own->message, message, sizeof(message));
+        }
+        return s;
+    }
     pthread_mutex_lock(&c->lock);
     bool first = c->status == MU_OK;
     if (first) {
@@ -153,6 +195,10 @@ mu_status mu_context_status(const mu_context *c)
     if (c == NULL) {
         return MU_ERR_NOMEM;
     }
+    const mui_bound *own = mui_bound_of(c);
+    if (own != NULL) {
+        return own->status;
+    }
     pthread_mutex_t *lock = (pthread_mutex_t *)&c->lock;
     pthread_mutex_lock(lock);
     mu_status s = c->status;
@@ -162,12 +208,18 @@ mu_status mu_context_status(const mu_context *c)
 
 const char *mu_context_message(const mu_context *c)
 {
-    return c == NULL ? "out of memory" : c->message;
+    const mui_bound *own = mui_bound_of(c);
+    return c == NULL ? "out of memory" : own != NULL ? own->message : c->message;
 }
 
 void mu_context_clear(mu_context *c)
 {
-    if (c == NULL) {
+    mui_bound *own = mui_bound_of(c);
+    if (c == NULL || own != NULL) {
+        if (own != NULL) {
+            own->status = MU_OK;
+            own->message[0] = '\0';
+        }
         return;
     }
     pthread_mutex_lock(&c->lock);

@@ -19,6 +19,31 @@ typedef struct mui_owned {
 /* Order of destruction: users of a thing before the thing. */
 enum { MUI_OWN_LAST = 0, MUI_OWN_GROUP = 10, MUI_OWN_DEFAULT = 20, MUI_OWN_FIRST = 30 };
 
+/* Where a thread is in the tree of modules, and what it is doing, see beacon.h. */
+typedef struct mui_here {
+    char path[512]; /* dotted path of the module now in forward, for messages; kept by nn */
+    size_t path_len;
+    int depth;      /* of forwards within forwards */
+    int stage;
+    const char *place;
+} mui_here;
+
+/* What a thread that runs a part of a context's step has to itself: its place, its error, its kernels. While a thread is
+ * bound, it sees these in the place of the context's own, and nothing of it is logged. */
+typedef struct mui_bound {
+    mu_context *context;
+    mui_here here;
+    mu_status status;
+    char message[MUI_MESSAGE_BYTES];
+    struct mui_engine *engine;
+} mui_bound;
+/* Binds the calling thread, or unbinds it (NULL); returns what it was bound to. */
+mui_bound *mui_bind(mui_bound *b);
+/* What the calling thread is bound to, when that is of c; else NULL. */
+mui_bound *mui_bound_of(const mu_context *c);
+/* The calling thread's place. */
+mui_here *mui_here_of(mu_context *c);
+
 struct mu_context {
     /* The error has its own lock: loader threads raise errors too. */
     pthread_mutex_t lock;
@@ -35,17 +60,12 @@ struct mu_context {
     mu_log_fn log;
     void *log_user;
 
+    pthread_mutex_t shared_lock; /* owned, and marks that walks over a tree leave in parameters */
     mui_owned *owned;
     size_t owned_count, owned_capacity;
 
-    /* Dotted path of the module now in forward, for messages; kept by nn. */
-    char path[512];
-    size_t path_len;
-    int depth; /* of forwards within forwards */
-    /* What the rank is doing, see beacon.h: where it is to be seen, and where it is now. */
-    struct mui_beacon_link *beacons;
-    int stage;
-    const char *place;
+    mui_here here;                   /* of threads that are not bound: ask mui_here_of */
+    struct mui_beacon_link *beacons; /* where it is to be seen, see beacon.h */
 
     uint64_t writes; /* changes of values in place so far: a clock for mu_tensor.written and mui_node.recorded */
     uint64_t parameter_writes; /* `writes` when mui_tensor_touch last had a parameter's value */

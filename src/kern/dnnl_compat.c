@@ -68,7 +68,7 @@ void mui_dnnl_close(mui_engine *e)
 
 /* oneDNN fixes a primitive's number of threads when it is made, from the calling thread's OpenMP setting. Which OpenMP
  * runtime that is, oneDNN decides, so the function is looked up where oneDNN found it; without one there are no threads. */
-static void set_threads(int threads)
+void mui_dnnl_set_threads(int threads)
 {
     void *symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
     if (symbol != NULL) {
@@ -110,7 +110,7 @@ bool mui_dnnl_open(mui_engine *e)
     if (e->dnnl == NULL) {
         return false;
     }
-    set_threads(e->context->threads);
+    mui_dnnl_set_threads(e->threads);
     dnnl_status_t s = open_all(e->dnnl);
     if (s != dnnl_success) {
         mui_dnnl_fail(e, s, "opening the CPU engine");
@@ -143,7 +143,7 @@ mui_md mui_md_tagged(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_
     return keep_md(e, md);
 }
 
-static mui_md copy_md(mui_engine *e, mui_md md)
+mui_md mui_md_copy(mui_engine *e, mui_md md)
 {
     dnnl_memory_desc_t copy = NULL;
     dnnl_status_t s = dnnl_memory_desc_clone(&copy, md);
@@ -180,7 +180,7 @@ mui_md_info mui_md_query(mui_md md)
     return r;
 }
 #else
-static mui_md copy_md(mui_engine *e, mui_md md)
+mui_md mui_md_copy(mui_engine *e, mui_md md)
 {
     dnnl_memory_desc_t *copy = mui_engine_keep(e, sizeof(*copy));
     if (copy != NULL) {
@@ -197,7 +197,7 @@ mui_md mui_md_tagged(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_
         mui_dnnl_fail(e, s, "memory descriptor");
         return NULL;
     }
-    return copy_md(e, &md);
+    return mui_md_copy(e, &md);
 }
 
 mui_md_info mui_md_query(mui_md md)
@@ -374,7 +374,7 @@ mui_md mui_pd_md(mui_engine *e, dnnl_primitive_desc_t pd, dnnl_query_t what)
         mui_dnnl_fail(e, dnnl_invalid_arguments, "query of a memory descriptor");
         return NULL;
     }
-    return copy_md(e, md);
+    return mui_md_copy(e, md);
 }
 
 static size_t queried_bytes(dnnl_primitive_desc_t pd, dnnl_query_t what)

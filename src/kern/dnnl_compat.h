@@ -55,6 +55,7 @@ typedef struct mui_md_info {
 mui_md mui_md_tagged(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag);
 mui_md mui_md_any(mui_engine *e, int ndims, const int64_t *dims);
 mui_md mui_md_plain(mui_engine *e, int ndims, const int64_t *dims); /* row-major */
+mui_md mui_md_copy(mui_engine *e, mui_md md);
 size_t mui_md_bytes(mui_md md);
 mui_md_info mui_md_query(mui_md md);
 

@@ -131,18 +131,10 @@ static mui_md blocked_form(mui_engine *e, mui_md md, const mui_md_info *info)
     return md;
 }
 
-bool mui_dnnl_layout(mui_engine *e, mui_md md, const mui_layout **out)
+/* The one of e for that placement. Its descriptor is e's, too: md may be another engine's. */
+static bool intern(mui_engine *e, mui_md md, const mui_md_info *place, const mui_layout **out)
 {
-    mui_md_info info = mui_md_query(md);
-    if (!info.blocked) {
-        mui_fail(e->context, MU_ERR_INTERNAL, "oneDNN wants an opaque layout where Muster keeps data");
-        return false;
-    }
-    canonical c = canonical_of(&info);
-    *out = NULL;
-    if (is_plain(&info, &c)) {
-        return true;
-    }
+    mui_md_info info = *place;
     struct mui_dnnl *d = e->dnnl;
     for (size_t i = 0; i < d->layout_count; i++) {
         mui_md_info known = mui_md_query((mui_md)d->layouts[i]->backend);
@@ -152,7 +144,8 @@ bool mui_dnnl_layout(mui_engine *e, mui_md md, const mui_layout **out)
         }
     }
     mui_layout *l = mui_engine_keep(e, sizeof(*l));
-    md = blocked_form(e, md, &info);
+    md = mui_md_copy(e, md);
+    md = md != NULL ? blocked_form(e, md, &info) : NULL;
     if (l == NULL || md == NULL || !MUI_GROW(e->context, d->layouts, d->layout_count, d->layout_capacity)) {
         return false;
     }
@@ -167,6 +160,24 @@ bool mui_dnnl_layout(mui_engine *e, mui_md md, const mui_layout **out)
     d->layouts[d->layout_count++] = l;
     *out = l;
     return true;
+}
+
+bool mui_dnnl_layout(mui_engine *e, mui_md md, const mui_layout **out)
+{
+    mui_md_info info = mui_md_query(md);
+    if (!info.blocked) {
+        mui_fail(e->context, MU_ERR_INTERNAL, "oneDNN wants an opaque layout where Muster keeps data");
+        return false;
+    }
+    canonical c = canonical_of(&info);
+    *out = NULL;
+    if (is_plain(&info, &c)) {
+        return true;
+    }
+    pthread_mutex_lock(&e->home->layouts);
+    bool found = intern(e->home, md, &info, out);
+    pthread_mutex_unlock(&e->home->layouts);
+    return found;
 }
 
 mui_md mui_dnnl_md(mui_engine *e, int ndims, const int64_t *dims, const mui_layout *layout)

@@ -91,20 +91,27 @@ static void engine_free(void *object)
     }
     mui_free(c, e->cache.slots);
     mui_arena_free(&e->kept);
-    c->engine = NULL;
+    if (c->engine == e) {
+        c->engine = NULL;
+    }
+    pthread_mutex_destroy(&e->layouts);
     mui_free(c, e);
 }
 
-mui_engine *mui_engine_of(mu_context *c)
+static mui_engine *engine_new(mu_context *c, mui_engine *home, int threads)
 {
-    if (c == NULL || c->engine != NULL) {
-        return c == NULL ? NULL : c->engine;
-    }
     mui_engine *e = mui_calloc(c, 1, sizeof(*e));
     if (e == NULL) {
         return NULL;
     }
+    if (pthread_mutex_init(&e->layouts, NULL) != 0) {
+        mui_fail(c, MU_ERR_IO, "cannot make a mutex");
+        mui_free(c, e);
+        return NULL;
+    }
     e->context = c;
+    e->home = home != NULL ? home : e;
+    e->threads = threads;
     e->k = mui_ref_kernels;
     mui_arena_init(&e->kept, c);
 #if MUI_HAVE_DNNL
@@ -113,12 +120,56 @@ mui_engine *mui_engine_of(mu_context *c)
         return NULL;
     }
 #endif
+    return e;
+}
+
+mui_engine *mui_engine_of(mu_context *c)
+{
+    mui_bound *own = mui_bound_of(c);
+    if (own != NULL && own->engine != NULL) {
+        return own->engine;
+    }
+    if (c == NULL || c->engine != NULL) {
+        return c == NULL ? NULL : c->engine;
+    }
+    mui_engine *e = engine_new(c, NULL, c->threads);
+    if (e == NULL) {
+        return NULL;
+    }
     /* Last of all: tapes and modules hold its layouts. */
     if (mui_context_own(c, e, engine_free, MUI_OWN_LAST) != MU_OK) {
         return NULL;
     }
     c->engine = e;
     return e;
+}
+
+mui_engine *mui_engine_fork(mu_context *c, int threads)
+{
+    mui_engine *home = mui_engine_of(c);
+    mui_engine *e = home != NULL ? engine_new(c, home, threads) : NULL;
+    if (home != NULL) {
+        mui_engine_enter(home); /* opening e has changed the setting */
+    }
+    return e;
+}
+
+void mui_engine_join(mui_engine *fork)
+{
+    if (fork != NULL) {
+        engine_free(fork);
+    }
+}
+
+void mui_engine_enter(const mui_engine *e)
+{
+#if MUI_HAVE_DNNL
+    if (e->dnnl != NULL) {
+        mui_dnnl_set_threads(e->threads);
+    }
+#else
+    (void)e;
+#endif
 }
 
 /* -- layouts ---------------------------------------------------------------------------------------------------- */

@@ -83,6 +83,9 @@ struct mui_layout {
 struct mui_dnnl;
 struct mui_engine {
     mu_context *context;
+    mui_engine *home;      /* of a fork: the context's, whose layouts it uses; else itself */
+    pthread_mutex_t layouts; /* of the home: held while layouts are looked up or made */
+    int threads;
     mui_kernels k;
     mui_cache cache;
     void *scratch[MUI_SCRATCH_COUNT];
@@ -121,6 +124,7 @@ const float *mui_to_plain(mui_engine *e, mu_dims dims, const mui_layout *layout,
 /* Fills e->dnnl and the entries oneDNN has. False with an error raised. */
 bool mui_dnnl_open(mui_engine *e);
 void mui_dnnl_close(mui_engine *e);
+void mui_dnnl_set_threads(int threads);
 #endif
 
 #endif

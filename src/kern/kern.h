@@ -20,6 +20,12 @@ typedef struct mui_layout mui_layout;
  * belongs to the thread that first asks for it (whose OpenMP setting it makes that of the options) and holds primitive
  * caches, scratchpad and layouts. After a shape's first use, a call takes no memory. NULL on failure. */
 mui_engine *mui_engine_of(mu_context *c);
+/* Another engine for another thread, of so many threads of its own, which shares the layouts of the context's: memory in
+ * one's layout can be used with the other. While forks run, nobody may call the context's engine. NULL on failure. */
+mui_engine *mui_engine_fork(mu_context *c, int threads);
+void mui_engine_join(mui_engine *fork); /* frees it; NULL is allowed */
+/* Makes the calling thread's OpenMP setting that of the engine; the engine is then this thread's. */
+void mui_engine_enter(const mui_engine *e);
 
 /* -- layouts ---------------------------------------------------------------------------------------------------- */
 size_t mui_layout_bytes(const mui_layout *layout); /* not for NULL */

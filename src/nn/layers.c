@@ -2,6 +2,7 @@
 #include "nn/nn.h"
 #include "base/alloc.h"
 #include "base/text.h"
+#include "tape/parallel.h"
 #include "tape/segment.h"
 
 #include <math.h>
@@ -184,7 +185,8 @@ static mu_tensor *norm_forward_with(layer *l, mu_tape *t, mu_tensor *x, bool rel
     }
     mu_tensor *y =
         mu_sync_batch_norm(t, x, value(l->weight), value(l->bias), l->running_mean, l->running_var, l->group, &o);
-    if (y != NULL && !o.evaluate && !mui_tape_recomputes(t)) {
+    if (y != NULL && !o.evaluate && !mui_tape_recomputes(t) &&
+        !mui_tape_defer(t, &(mui_late){.target = l->batches, .add = 1})) {
         (*batches)++;
     }
     return y;
@@ -419,11 +421,7 @@ mu_tensor *mui_forward_norm_relu(mu_tape *t, mu_module *norm, mu_tensor *x)
     if (norm == NULL || norm->forward != norm_forward || norm->checkpoint) {
         return norm != NULL ? mu_relu(t, mu_forward(t, norm, x)) : NULL;
     }
-    /* For this one call the layer runs as norm and relu, so that mu_forward's checks and path are as ever. */
-    norm->forward = norm_relu_forward;
-    mu_tensor *y = mu_forward(t, norm, x);
-    norm->forward = norm_forward;
-    return y;
+    return mui_forward_as(t, norm, norm_relu_forward, x);
 }
 
 mu_tensor *mui_forward_norm_act(mu_tape *t, mu_module *norm, mu_module *act, mu_tensor *x)

@@ -479,26 +479,37 @@ static mu_tensor *children_in_order(mu_module *m, mu_tape *t, mu_tensor *x)
     return x;
 }
 
-static mu_tensor *run_directly(void *self, mu_tape *t, mu_tensor *x)
+static mu_tensor *run_as(mu_module *m, mu_forward_fn fn, mu_tape *t, mu_tensor *x)
 {
-    mu_module *m = self;
     mu_context *c = m->source.context;
-    if (c->depth >= DEEPEST) {
+    mui_here *here = mui_here_of(c);
+    if (here->depth >= DEEPEST) {
         mui_fail(c, MU_ERR_LIMIT, "forward of %s: %d forwards within each other: does one call itself?", m->kind, DEEPEST);
         return NULL;
     }
-    c->depth++;
-    mu_tensor *y = m->forward != NULL ? m->forward(m->self, t, x) : children_in_order(m, t, x);
-    c->depth--;
+    here->depth++;
+    mu_tensor *y = fn != NULL ? fn(m->self, t, x) : children_in_order(m, t, x);
+    here->depth--;
     return y;
 }
 
-static mu_tensor *run(mu_tape *t, mu_module *m, mu_tensor *x)
+static mu_tensor *run_directly(void *self, mu_tape *t, mu_tensor *x)
 {
-    return m->checkpoint ? mu_checkpoint(t, run_directly, m, x) : run_directly(m, t, x);
+    mu_module *m = self;
+    return run_as(m, m->forward, t, x);
+}
+
+static mu_tensor *run(mu_tape *t, mu_module *m, mu_forward_fn fn, mu_tensor *x)
+{
+    return m->checkpoint ? mu_checkpoint(t, run_directly, m, x) : run_as(m, fn, t, x);
 }
 
 mu_tensor *mu_forward(mu_tape *t, mu_module *m, mu_tensor *x)
+{
+    return mui_forward_as(t, m, m != NULL ? m->forward : NULL, x);
+}
+
+mu_tensor *mui_forward_as(mu_tape *t, mu_module *m, mu_forward_fn fn, mu_tensor *x)
 {
     if (t == NULL || m == NULL || x == NULL) {
         mu_context *c = m != NULL ? m->source.context : x != NULL ? x->context : NULL;
@@ -512,24 +523,25 @@ mu_tensor *mu_forward(mu_tape *t, mu_module *m, mu_tensor *x)
     if (mui_failed(c) || mui_store_of(m) == NULL) {
         return NULL;
     }
+    mui_here *here = mui_here_of(c);
     if (m->parent == NULL) {
-        mui_place before = mui_go(c, MUI_FORWARD, c->path);
-        mu_tensor *y = run(t, m, x);
+        mui_place before = mui_go(c, MUI_FORWARD, here->path);
+        mu_tensor *y = run(t, m, fn, x);
         mui_go(c, before.stage, before.path);
         return y;
     }
     /* The full path replaces the caller's and not just extends it: a forward may call a grandchild directly. */
-    char saved[sizeof(c->path)];
-    size_t saved_len = c->path_len, len = strlen(m->path);
-    memcpy(saved, c->path, saved_len + 1);
-    len = len < sizeof(c->path) ? len : sizeof(c->path) - 1;
-    memcpy(c->path, m->path, len);
-    c->path[len] = '\0';
-    c->path_len = len;
-    mui_place before = mui_go(c, MUI_FORWARD, c->path);
-    mu_tensor *y = run(t, m, x);
-    memcpy(c->path, saved, saved_len + 1);
-    c->path_len = saved_len;
+    char saved[sizeof(here->path)];
+    size_t saved_len = here->path_len, len = strlen(m->path);
+    memcpy(saved, here->path, saved_len + 1);
+    len = len < sizeof(here->path) ? len : sizeof(here->path) - 1;
+    memcpy(here->path, m->path, len);
+    here->path[len] = '\0';
+    here->path_len = len;
+    mui_place before = mui_go(c, MUI_FORWARD, here->path);
+    mu_tensor *y = run(t, m, fn, x);
+    memcpy(here->path, saved, saved_len + 1);
+    here->path_len = saved_len;
     mui_go(c, before.stage, before.path);
     return y;
 }

@@ -78,9 +78,11 @@ static bool collect(mui_state_list *list, mu_module *m, const char *path, uint64
 mu_status mui_state_list_make(mui_state_list *list, mu_module *m, bool paths)
 {
     mu_context *c = m->source.context;
-    uint64_t visit = mui_module_next_visit(m);
     *list = (mui_state_list){0};
-    if (!collect(list, m, "", visit, paths)) {
+    pthread_mutex_lock(&c->shared_lock);
+    bool complete = collect(list, m, "", mui_module_next_visit(m), paths);
+    pthread_mutex_unlock(&c->shared_lock);
+    if (!complete) {
         mui_state_list_free(c, list);
         return MU_ERR_NOMEM;
     }
@@ -200,7 +202,13 @@ static int64_t count_elements(mu_module *m, uint64_t visit)
 
 int64_t mu_module_parameter_elements(mu_module *root)
 {
-    return root != NULL ? count_elements(root, mui_module_next_visit(root)) : 0;
+    if (root == NULL) {
+        return 0;
+    }
+    pthread_mutex_lock(&root->source.context->shared_lock);
+    int64_t n = count_elements(root, mui_module_next_visit(root));
+    pthread_mutex_unlock(&root->source.context->shared_lock);
+    return n;
 }
 
 mu_status mu_module_zero_grad(mu_module *root)

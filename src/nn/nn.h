@@ -109,6 +109,9 @@ mu_status mui_init_check(mu_context *c, const char *name, mu_dims dims, mu_init 
 /* Gives p, which has memory, its initial value, keyed by (seed, its name). */
 mu_status mui_init_apply(mu_parameter *p) MU_MUST_USE;
 
+/* mu_forward with another forward function of m (NULL: children in order), with all its checks, and m's path. */
+mu_tensor *mui_forward_as(mu_tape *t, mu_module *m, mu_forward_fn fn, mu_tensor *x);
+
 /* Layers' insides for the zoo: batch norm followed by an activation, and an addition followed by one, in one pass when
  * `norm` and `act` are still what the zoo put there; a user may have replaced them. */
 mu_tensor *mui_forward_norm_act(mu_tape *t, mu_module *norm, mu_module *act, mu_tensor *x);

@@ -50,7 +50,7 @@ static void retire(mu_tape *t, mui_node *n, mui_store *s)
         mui_release_if_idle(t, n->out);
     }
     for (int k = 0; k < n->in_count; k++) {
-        mu_parameter *p = mui_base_of(n->in[k])->parameter;
+        mu_parameter *p = mui_own_of(t, mui_base_of(n->in[k])->parameter);
         if (p != NULL && p->reads_left > 0 && --p->reads_left == 0) {
             complete(p, s);
         }
@@ -110,19 +110,13 @@ static void prepare(mu_tape *t)
     }
 }
 
-static mu_status start(mu_tape *t, mu_tensor *loss, float seed, mui_store *s)
+static mu_status start(mu_tape *t, mu_tensor *loss, mui_storage *g, const mui_layout *layout, mui_store *s)
 {
-    mui_storage *g = mui_storage_new(t->pool, sizeof(float));
-    if (g == NULL) {
-        return MU_ERR_NOMEM;
-    }
-    *(float *)g->data = seed;
     mu_status r = MU_OK;
     if (mui_tensor_wants_grad(loss)) {
-        r = mui_grads_add(&t->backward, loss, g, NULL);
+        r = mui_grads_add(&t->backward, loss, g, layout);
     }
-    mui_storage_release(g);
-    mu_parameter *p = loss->parameter;
+    mu_parameter *p = mui_own_of(t, loss->parameter);
     if (r == MU_OK && p != NULL && p->reads_left > 0 && --p->reads_left == 0) {
         complete(p, s);
     }
@@ -166,10 +160,23 @@ mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s
     if (keep_reduced(t) != MU_OK) {
         return mu_context_status(c);
     }
+    mui_storage *g = mui_storage_new(t->pool, sizeof(float));
+    if (g == NULL) {
+        return MU_ERR_NOMEM;
+    }
+    *(float *)g->data = seed;
+    mu_status r = mui_run_from(t, loss, g, NULL, s);
+    mui_storage_release(g);
+    return r;
+}
+
+mu_status mui_run_from(mu_tape *t, mu_tensor *loss, mui_storage *g, const mui_layout *layout, mui_store *s)
+{
+    mu_context *c = t->context;
     prepare(t);
     mui_place before = mui_go(c, MUI_BACKWARD, NULL);
     const char *module = NULL; /* nodes of one module in a row share their path */
-    mu_status r = start(t, loss, seed, s);
+    mu_status r = start(t, loss, g, layout, s);
     mui_node *last = mui_maker_of(loss);
     for (size_t i = last != NULL ? (size_t)last->index + 1 : 0; i-- > 0 && r == MU_OK;) {
         mui_node *n = t->nodes[i];

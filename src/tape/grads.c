@@ -130,7 +130,7 @@ static mu_status add_to_parameter(mui_backward *b, mu_parameter *p, mui_storage 
 mu_status mui_grads_add(mui_backward *b, mu_tensor *target, mui_storage *s, const mui_layout *layout)
 {
     if (target->parameter != NULL) {
-        return add_to_parameter(b, target->parameter, s, layout);
+        return add_to_parameter(b, mui_own_of(b->tape, target->parameter), s, layout);
     }
     if (target->grad_storage == NULL) {
         mui_storage_keep(s);
@@ -192,7 +192,7 @@ float *mui_grad_put(mui_backward *b, mui_node *n, int input, const mui_layout *l
     mu_tensor *target = mui_base_of(n->in[input]);
     mui_storage *s = NULL;
     if (target->parameter != NULL) {
-        mu_parameter *p = target->parameter;
+        mu_parameter *p = mui_own_of(b->tape, target->parameter);
         if (p->grad_state == MUI_GRAD_NONE && layout == p->value.layout && !was_given(b, target)) {
             mui_grad_came(p);
             return note_given(b, target) ? slice_of(p) : NULL;
@@ -216,7 +216,7 @@ float *mui_grad_out(mui_backward *b, mui_node *n, int input, const mui_layout *l
     mu_tensor *target = mui_base_of(n->in[input]);
     *accumulate = false;
     if (!was_given(b, target)) {
-        mu_parameter *p = target->parameter;
+        mu_parameter *p = mui_own_of(b->tape, target->parameter);
         bool have = p != NULL ? p->grad_state != MUI_GRAD_NONE && layout == p->value.layout
                               : target->grad_storage != NULL && target->grad_storage->refs == 1 &&
                                     target->grad_layout == layout;

@@ -46,7 +46,7 @@ static void clear_marks(mu_tape *t, mui_store *s)
         n->reaches_loss = n->leads_to_loss = false;
         n->next = n->cut = n->end = NULL;
         for (int k = 0; k < n->in_count; k++) {
-            mu_parameter *p = mui_base_of(n->in[k])->parameter;
+            mu_parameter *p = mui_own_of(t, mui_base_of(n->in[k])->parameter);
             if (p != NULL) {
                 p->reads = p->reads_left = 0;
             }
@@ -82,14 +82,18 @@ static mu_status visit_reaching(mu_tape *t, mui_node *n)
         mui_node *maker = mui_maker_of(base);
         if (n->counted) {
             /* As mui_record counts consumers: the copy and what it is a copy of; nothing of the context. */
-            base->reaching += base->tape != NULL;
-            n->in[k]->reaching += n->in[k] != base;
+            if (base->tape != NULL) { /* others are not even written to: replicas share them */
+                base->reaching++;
+            }
+            if (n->in[k] != base) {
+                n->in[k]->reaching++;
+            }
         }
         if (maker != NULL) {
             maker->reaches_loss = true;
         }
         if (base->parameter != NULL && !base->parameter->frozen) {
-            mu_status s = count_read(t, base->parameter);
+            mu_status s = count_read(t, mui_own_of(t, base->parameter));
             if (s != MU_OK) {
                 return s;
             }
@@ -101,7 +105,8 @@ static mu_status visit_reaching(mu_tape *t, mui_node *n)
 static mu_status visit(mu_tape *t, mu_tensor *loss)
 {
     if (loss->node == NULL) {
-        return loss->parameter != NULL && !loss->parameter->frozen ? count_read(t, loss->parameter) : MU_OK;
+        mu_parameter *p = mui_own_of(t, loss->parameter);
+        return p != NULL && !p->frozen ? count_read(t, p) : MU_OK;
     }
     loss->node->leads_to_loss = true;
     loss->node->reaches_loss = mui_maker_of(loss) != NULL;
@@ -143,15 +148,26 @@ static void trace_paths(mu_tape *t)
     }
 }
 
-static void explain(mui_absence *a, const mui_node *reader)
+/* within: what read it inside of `reader`, or NULL. */
+static void explain(mui_absence *a, const mui_node *reader, const mui_within *within)
 {
     const mui_node *last = reader->cut != NULL ? reader->cut : reader->end;
     *a = (mui_absence){.kind = reader->cut != NULL ? DETACHED : NOT_REACHED,
-                       .op = reader->op->name,
-                       .module = reader->module,
+                       .op = within != NULL ? within->op : reader->op->name,
+                       .module = within != NULL ? within->module : reader->module,
                        .end_op = last->op->name,
                        .end_module = last->module,
                        .region = reader->cut != NULL ? reader->cut->region : NULL};
+}
+
+/* Whether p is absent and n, a reader of it, explains that better than what is known. */
+static bool asks(const mu_parameter *p, const mui_store *s, const mui_node *n)
+{
+    if (p == NULL || p->store != s || p->reads > 0 || p->frozen) {
+        return false;
+    }
+    /* Of several reads, one on a way to the loss says most: a detach there is what the user looks for. */
+    return p->absence.kind == PRESENT || (n->leads_to_loss && p->absence.kind == NOT_REACHED);
 }
 
 static void find_reasons(mu_tape *t, mui_store *s)
@@ -160,14 +176,20 @@ static void find_reasons(mu_tape *t, mui_store *s)
     for (size_t i = 0; i < t->node_count; i++) {
         mui_node *n = t->nodes[i];
         for (int k = 0; k < n->in_count; k++) {
-            mu_parameter *p = mui_base_of(n->in[k])->parameter;
-            if (p == NULL || p->store != s || p->reads > 0 || p->frozen) {
+            mu_parameter *p = mui_own_of(t, mui_base_of(n->in[k])->parameter);
+            if (n->within == NULL && asks(p, s, n)) {
+                explain(&p->absence, n, NULL);
+            }
+        }
+        for (size_t k = 0; k < n->within_count; k++) {
+            const mui_within *w = &n->within[k];
+            if (!asks(w->parameter, s, n)) {
                 continue;
             }
-            /* Of several reads, one on a way to the loss says most: a detach there is what the user looks for. */
-            bool better = p->absence.kind == PRESENT || (n->leads_to_loss && p->absence.kind == NOT_REACHED);
-            if (better) {
-                explain(&p->absence, n);
+            if (w->absence != NULL) {
+                w->parameter->absence = *w->absence;
+            } else {
+                explain(&w->parameter->absence, n, w);
             }
         }
     }
@@ -186,14 +208,19 @@ mu_status mui_backward_mark(mu_tape *t, mu_tensor *loss, mui_store *s)
     if (mui_failed(t->context)) {
         return mu_context_status(t->context);
     }
-    mu_status r = loss != NULL ? check_loss(t, loss) : MU_OK;
-    if (r != MU_OK) {
-        return r;
+    if (t->replica) {
+        return mui_fail(t->context, MU_ERR_STATE, "backward within a replica's forward: run it on the gathered output");
     }
+    mu_status r = loss != NULL ? check_loss(t, loss) : MU_OK;
+    return r == MU_OK ? mui_mark(t, loss, s) : r;
+}
+
+mu_status mui_mark(mu_tape *t, mu_tensor *loss, mui_store *s)
+{
     t->is_marked = false;
     t->collectives = 0;
     clear_marks(t, s);
-    r = loss != NULL ? visit(t, loss) : MU_OK;
+    mu_status r = loss != NULL ? visit(t, loss) : MU_OK;
     r = r == MU_OK && loss != NULL ? mui_check_values(t) : r;
     if (r != MU_OK) {
         return r;

@@ -27,6 +27,14 @@ typedef struct mui_op {
 #define MUI_READS_OUT ((uint32_t)1 << 31)
 #define MUI_READS_IN(i) ((uint32_t)1 << (i)) /* i < 31 */
 
+/* A parameter that a node's inside reads, whether or not it is among the node's inputs, which are those that a gradient
+ * reaches. For reports. */
+typedef struct mui_within {
+    struct mu_parameter *parameter;
+    const char *op, *module; /* that read it */
+    const struct mui_absence *absence; /* why no gradient reaches it; NULL: one does if one reaches the node */
+} mui_within;
+
 struct mui_node {
     const mui_op *op;
     mu_tensor *out;
@@ -49,6 +57,8 @@ struct mui_node {
      * through such. Noted without attr and saved, so that a report can tell where a parameter lost its gradient. */
     bool light;
     const char *region;   /* of a light node in a no-grad region: its name, "" when it has none; else NULL */
+    const mui_within *within; /* arena or longer; NULL: there is no inside, its inputs are all it reads */
+    size_t within_count;
     struct mui_node *next, *cut, *end; /* found by marking for reports: a reader of out (one that leads to the loss if
                                         * any does), first light node on that path, last node of that path */
 };

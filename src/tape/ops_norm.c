@@ -1,5 +1,6 @@
 /* Batch normalisation. */
 #include "tape/ops_norm.h"
+#include "tape/parallel.h"
 #include "tape/segment.h"
 
 #include <string.h>
@@ -122,12 +123,19 @@ bool mui_norm_bad(mu_tape *t, const char *op, const mui_norm_args *a, const mu_b
     return false;
 }
 
-void mui_norm_update_running(mu_tensor *running_mean, mu_tensor *running_var, const float *batch_mean,
-                             const float *batch_var, int64_t c, int64_t count, float momentum)
+void mui_norm_update_running(mu_tape *t, mu_tensor *running_mean, mu_tensor *running_var,
+                             const float *batch_mean, const float *batch_var, int64_t c, int64_t count, float momentum)
 {
     float m = momentum > 0.0f ? momentum : 0.1f;
-    float *mean = mui_floats(running_mean), *var = mui_floats(running_var);
     float unbias = (float)((double)count / (double)(count - 1));
+    mui_late late = {.target = running_mean, .value = batch_mean, .scale = 1, .momentum = m, .weight = (double)count};
+    if (mui_tape_defer(t, &late)) {
+        late = (mui_late){.target = running_var, .value = batch_var, .scale = unbias, .momentum = m,
+                          .weight = (double)count};
+        mui_tape_defer(t, &late);
+        return;
+    }
+    float *mean = mui_floats(running_mean), *var = mui_floats(running_var);
     for (int64_t i = 0; i < c; i++) {
         mean[i] = (1.0f - m) * mean[i] + m * batch_mean[i];
         var[i] = (1.0f - m) * var[i] + m * batch_var[i] * unbias;
@@ -217,7 +225,7 @@ mu_tensor *mu_batch_norm(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor 
     }
     if (!a.evaluate && running_mean != NULL && !mui_tape_recomputes(t)) {
         const float *stats = saved[0]->data;
-        mui_norm_update_running(running_mean, running_var, stats, stats + a.shape.c, a.shape.c,
+        mui_norm_update_running(t, running_mean, running_var, stats, stats + a.shape.c, a.shape.c,
                                 a.shape.n * a.shape.h * a.shape.w, o->momentum);
     }
     uint32_t reads = MUI_READS_IN(0) | (weight != NULL ? MUI_READS_IN(1) : 0) |

@@ -153,7 +153,7 @@ static mu_status find_statistics(mu_tape *t, sync_attr *a, const mu_tensor *x, m
             own[1 + i] = (double)stats[i];
         }
     }
-    r = r == MU_OK ? add_up(t, a->group, t->context->path, "forward", s->c, parts, part * ranks) : r;
+    r = r == MU_OK ? add_up(t, a->group, mui_here_of(t->context)->path, "forward", s->c, parts, part * ranks) : r;
     if (r == MU_OK) {
         a->total = combine(parts, ranks, s->c, stats, stats + s->c);
         if (a->total == 1 && s->c > 0) { /* seen by all ranks */
@@ -216,7 +216,7 @@ static mu_tensor *sync_norm(mu_tape *t, const mui_norm_args *args, mu_group *g, 
         return NULL;
     }
     if (args->running_mean != NULL && a.total > 1 && !mui_tape_recomputes(t)) {
-        mui_norm_update_running(args->running_mean, args->running_var, stats, var, a.shape.c, (int64_t)a.total,
+        mui_norm_update_running(t, args->running_mean, args->running_var, stats, var, a.shape.c, (int64_t)a.total,
                                 o->momentum);
     }
     uint32_t reads = MUI_READS_IN(0) | (affine ? MUI_READS_IN(1) : 0) | (o->relu ? MUI_READS_OUT : 0);
@@ -234,6 +234,10 @@ mu_tensor *mu_sync_batch_norm(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_te
     mui_norm_args args = {x, weight, bias, running_mean, running_var};
     if (mui_norm_bad(t, "sync_batch_norm", &args, o, false)) {
         return NULL;
+    }
+    if (t != NULL && t->replica) {
+        return mui_op_fail(t, MU_ERR_UNSUPPORTED, "sync_batch_norm",
+                           "replicas of a data parallel module cannot each take part in a group's call");
     }
     if (g->context != t->context) {
         return mui_op_fail(t, MU_ERR_ARG, "sync_batch_norm", "the group belongs to another context than the tape");

@@ -41,8 +41,9 @@ mu_tensor *mui_op_fail(mu_tape *t, mu_status s, const char *op, const char *form
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     mu_context *c = t->context;
-    if (c->path_len > 0) {
-        mui_fail(c, s, "%s in %s: %s", op, c->path, text);
+    const mui_here *here = mui_here_of(c);
+    if (here->path_len > 0) {
+        mui_fail(c, s, "%s in %s: %s", op, here->path, text);
     } else {
         mui_fail(c, s, "%s: %s", op, text);
     }
@@ -151,7 +152,10 @@ mu_tensor *mui_tensor_view(mu_tape *t, mu_tensor *base, mu_dims dims, const int6
     mu_tensor x = {.context = t->context, .tape = t, .dtype = base->dtype, .dims = dims, .layout = base->layout,
                    .storage = base->storage, .view_of = base->view_of != NULL ? base->view_of : base};
     /* Memory of the context (parameters) is not counted: it outlives the tape's use of it. */
-    mui_storage_keep(base->storage);
+    if (base->tape == NULL) {
+        x.storage = NULL;
+    }
+    mui_storage_keep(x.storage);
     if (stride != NULL) {
         memcpy(x.stride, stride, (size_t)dims.ndim * sizeof(*stride));
     } else {
@@ -247,7 +251,7 @@ static bool worth_noting(mu_tape *t, mu_tensor *const *in, int count)
 
 static const char *module_path(mu_tape *t)
 {
-    const char *path = t->context->path;
+    const char *path = mui_here_of(t->context)->path;
     if (t->module == NULL || strcmp(t->module, path) != 0) {
         t->module = path[0] != '\0' ? mui_arena_strdup(&t->arena, path) : "";
     }
@@ -269,14 +273,14 @@ static mui_node *new_node(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor 
     n->in = inputs;
     n->in_count = in_count;
     n->module = module;
-    n->recorded = t->context->writes;
+    n->recorded = __atomic_load_n(&t->context->writes, __ATOMIC_RELAXED);
     n->segment = t->segment;
     return n;
 }
 
 static void enter_node(mu_tape *t, mui_node *n)
 {
-    if (t->node_count == 0) {
+    if (t->began == 0) {
         t->began = mui_now();
     }
     n->index = (uint32_t)t->node_count;
@@ -293,11 +297,8 @@ static const char *region_name(mu_tape *t)
     return r->copy;
 }
 
-static mu_tensor *note(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count)
+static mu_tensor *enter_light(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count)
 {
-    if (!worth_noting(t, in, in_count)) {
-        return y;
-    }
     mui_node *n = new_node(t, op, y, in, in_count);
     if (n == NULL) {
         return NULL;
@@ -312,6 +313,11 @@ static mu_tensor *note(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *co
     y->detached = true;
     enter_node(t, n);
     return y;
+}
+
+static mu_tensor *note(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count)
+{
+    return worth_noting(t, in, in_count) ? enter_light(t, op, y, in, in_count) : y;
 }
 
 static void give_up(mui_storage *const *saved, int count)
@@ -383,11 +389,42 @@ mu_tensor *mui_record(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *con
     return mui_record_reads(t, op, y, in, in_count, attr, attr_bytes, saved, saved_count, op->reads);
 }
 
+mu_tensor *mui_record_within(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count,
+                             const void *attr, size_t attr_bytes, mui_storage *saved, const mui_within *within,
+                             size_t within_count, bool detached)
+{
+    bool record = mui_will_record(t, in, in_count);
+    if (y != NULL && t->replay.top != NULL) {
+        return mui_segment_record(t, op, y, in, in_count, attr, attr_bytes, &saved, saved != NULL, op->reads);
+    }
+    if (y == NULL || t->options.no_grad || (!record && within_count == 0 && !detached)) {
+        give_up(&saved, saved != NULL);
+        return y;
+    }
+    if (record) {
+        y = mui_record(t, op, y, in, in_count, attr, attr_bytes, &saved, saved != NULL);
+    } else {
+        give_up(&saved, saved != NULL);
+        y = enter_light(t, op, y, in, in_count);
+        if (y != NULL) {
+            y->detached = detached;
+        }
+    }
+    if (y != NULL) {
+        y->node->within = within;
+        y->node->within_count = within_count;
+    }
+    return y;
+}
+
 void mui_tape_draw(mu_tape *t, uint64_t *key, uint64_t *stream)
 {
     uint64_t h = mui_hash_string(MUI_HASH_START, "tape");
     h = mui_hash_u64(h, t->context->seed);
     *key = mui_hash_u64(h, (uint64_t)t->context->rank);
+    if (t->replica) {
+        *key = mui_hash_u64(*key, t->salt);
+    }
     *stream = mui_hash_u64(mui_hash_u64(MUI_HASH_START, t->step), t->draws++);
 }
 

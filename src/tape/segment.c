@@ -168,7 +168,8 @@ static mui_segment *new_segment(mu_tape *t, const mui_segment *like)
     size_t ins = (size_t)like->in_count, outs = (size_t)like->out_count;
     mu_tensor **all = mui_arena_calloc(&t->arena, ins + outs, sizeof(mu_tensor *));
     bool *alive = mui_arena_calloc(&t->arena, outs, sizeof(*alive));
-    const char *path = t->context->path[0] != '\0' ? mui_arena_strdup(&t->arena, t->context->path) : "";
+    const char *here = mui_here_of(t->context)->path;
+    const char *path = here[0] != '\0' ? mui_arena_strdup(&t->arena, here) : "";
     if (g == NULL || all == NULL || alive == NULL || path == NULL ||
         !MUI_GROW(t->context, t->segments, t->segment_count, t->segment_capacity)) {
         return NULL;
@@ -333,13 +334,14 @@ static mu_status run_again(mu_tape *t, mui_segment *g)
     if (out == NULL) {
         return failure(t);
     }
-    char path[sizeof(c->path)];
-    size_t length = strlen(g->path), path_len = c->path_len, base = t->region_base, regions = t->region_count;
+    mui_here *here = mui_here_of(c);
+    char path[sizeof(here->path)];
+    size_t length = strlen(g->path), path_len = here->path_len, base = t->region_base, regions = t->region_count;
     uint64_t draws = t->draws, step = t->step;
     int64_t leaves = t->sample_leaves;
-    memcpy(path, c->path, path_len + 1);
-    memcpy(c->path, g->path, length + 1);
-    c->path_len = length;
+    memcpy(path, here->path, path_len + 1);
+    memcpy(here->path, g->path, length + 1);
+    here->path_len = length;
     t->region_base = regions;
     t->draws = g->draws;
     t->step = g->step;
@@ -361,8 +363,8 @@ static mu_status run_again(mu_tape *t, mui_segment *g)
     t->draws = draws;
     t->region_base = base;
     t->region_count = regions;
-    memcpy(c->path, path, path_len + 1);
-    c->path_len = path_len;
+    memcpy(here->path, path, path_len + 1);
+    here->path_len = path_len;
     return s;
 }
 

@@ -99,7 +99,7 @@ mu_status mui_segment_stray(mu_tape *t, const char *op, const mu_tensor *y)
     const mui_node *n = r->node < g->node_end ? t->nodes[r->node] : NULL;
     char now[900], then[900] = "nothing more";
     if (op != NULL) {
-        describe(now, sizeof(now), op, t->context->path, y);
+        describe(now, sizeof(now), op, mui_here_of(t->context)->path, y);
     } else {
         snprintf(now, sizeof(now), "its end");
     }
@@ -128,7 +128,7 @@ static bool matches(mu_tape *t, const mui_node *n, const mui_op *op, mu_tensor *
     const mui_replay *r = &t->replay;
     if (r->strayed || n != (r->node < r->top->node_end ? t->nodes[r->node] : NULL) || n->op != op ||
         n->in_count != in_count || (!n->light && n->attr_bytes != attr_bytes) ||
-        strcmp(n->module, t->context->path) != 0) {
+        strcmp(n->module, mui_here_of(t->context)->path) != 0) {
         mui_segment_stray(t, op->name, y);
         return false;
     }

@@ -1,5 +1,5 @@
 /* Values that changed between forward and backward: the gradient would be of no function at all, so it is an error. */
-#include "tape/tape_state.h"
+#include "tape/parallel_frame.h"
 
 #include <stdio.h>
 
@@ -37,6 +37,12 @@ mu_status mui_check_values(mu_tape *t)
         bool again = n->segment != NULL && !n->segment->live && n->leads_to_loss;
         if (!n->reaches_loss && !again) {
             continue;
+        }
+        if (!again && n->op == &mui_op_parallel) {
+            mu_status inside = mui_parallel_check(n);
+            if (inside != MU_OK) {
+                return inside;
+            }
         }
         for (int k = 0; k < n->in_count; k++) {
             bool read = again || (k < 31 && (n->reads & MUI_READS_IN(k)) != 0);

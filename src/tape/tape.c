@@ -21,23 +21,19 @@ static void destroy(void *object)
     mui_free(c, t->backward.pending);
     mui_free(c, t->backward.given);
     mui_free(c, t->backward.temps);
+    mui_free(c, t->late);
     mui_pool_free(t->pool);
     mui_free(c, t);
 }
 
-mu_tape *mu_tape_new(mu_context *c, const mu_tape_options *options)
+mu_tape *mui_tape_make(mu_context *c, mui_engine *e)
 {
-    if (mui_failed(c)) {
-        return NULL;
-    }
-    mui_engine *e = mui_engine_of(c);
     mu_tape *t = e != NULL ? mui_calloc(c, 1, sizeof(*t)) : NULL;
     if (t == NULL) {
         return NULL;
     }
     t->context = c;
     t->engine = e;
-    t->options = options != NULL ? *options : (mu_tape_options){0};
     t->backward.tape = t;
     t->nudge.leaf = -1;
     mui_arena_init(&t->arena, c);
@@ -46,6 +42,16 @@ mu_tape *mu_tape_new(mu_context *c, const mu_tape_options *options)
         destroy(t);
         return NULL;
     }
+    return t;
+}
+
+mu_tape *mu_tape_new(mu_context *c, const mu_tape_options *options)
+{
+    mu_tape *t = mui_failed(c) ? NULL : mui_tape_make(c, mui_engine_of(c));
+    if (t == NULL) {
+        return NULL;
+    }
+    t->options = options != NULL ? *options : (mu_tape_options){0};
     return mui_context_own(c, t, destroy, MUI_OWN_FIRST) == MU_OK ? t : NULL;
 }
 
@@ -63,6 +69,17 @@ void mu_tape_reset(mu_tape *t)
         mui_fail(t->context, MU_ERR_STATE, "mu_tape_reset within the function of a checkpointed segment: not done");
         return;
     }
+    while (t->attached != NULL) {
+        mui_attachment *a = t->attached;
+        t->attached = a->next;
+        a->reset(a->self);
+    }
+    if (t->has_shadows) {
+        mui_storage_release(t->shadows.slab);
+        t->shadows.slab = NULL;
+        t->has_shadows = false;
+    }
+    t->late_count = 0;
     mui_grads_drop(&t->backward);
     for (size_t i = 0; i < t->node_count; i++) {
         mui_node *n = t->nodes[i];
@@ -266,19 +283,21 @@ void mu_no_grad_end(mu_tape *t)
 
 void mui_path_push(mu_context *c, const char *name, size_t *mark)
 {
-    *mark = c->path_len;
-    size_t room = sizeof(c->path) - c->path_len;
+    mui_here *here = mui_here_of(c);
+    *mark = here->path_len;
+    size_t room = sizeof(here->path) - here->path_len;
     if (name[0] == '\0') {
         return;
     }
-    int written = snprintf(c->path + c->path_len, room, "%s%s", c->path_len > 0 ? "." : "", name);
+    int written = snprintf(here->path + here->path_len, room, "%s%s", here->path_len > 0 ? "." : "", name);
     if (written > 0) {
-        c->path_len += (size_t)written < room ? (size_t)written : room - 1;
+        here->path_len += (size_t)written < room ? (size_t)written : room - 1;
     }
 }
 
 void mui_path_pop(mu_context *c, size_t mark)
 {
-    c->path_len = mark;
-    c->path[mark] = '\0';
+    mui_here *here = mui_here_of(c);
+    here->path_len = mark;
+    here->path[mark] = '\0';
 }

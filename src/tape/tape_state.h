@@ -3,6 +3,7 @@
 #define MUI_TAPE_STATE_H
 
 #include "tape/op.h"
+#include "tape/parallel.h"
 #include "tape/segment.h"
 #include "tape/store.h"
 
@@ -51,6 +52,29 @@ typedef struct mui_replay {
     bool strayed;             /* made a tensor that the first run did not */
 } mui_replay;
 
+/* Told of a tape's reset, before its tensors go. One telling for each time it was attached. */
+typedef struct mui_attachment {
+    void (*reset)(void *self);
+    void *self;
+    struct mui_attachment *next;
+} mui_attachment;
+
+/* The gradients of parameters that backward over a replica's tape makes, apart from the parameters' own: for each
+ * parameter that is read there, a copy of the struct that points to memory of the tape. */
+typedef struct mui_shadows {
+    mui_store store;         /* parameters, count and grads are all there is */
+    mu_parameter *copies;    /* count of them, arena, as the rest */
+    mu_parameter **originals;
+    const mui_node **readers; /* the first of each; NULL: it is the result itself */
+    uint32_t *slots;         /* hash table of indices + 1 */
+    size_t mask;
+    mui_storage *slab;       /* of the gradients, while backward runs and until they are added up */
+} mui_shadows;
+/* Makes them of all parameters that t's nodes, and y, read; at least their struct stays valid until t's reset. */
+mu_status mui_shadows_make(mu_tape *t, const mu_tensor *y) MU_MUST_USE;
+/* That of p, or NULL. */
+mu_parameter *mui_shadow_of(const mui_shadows *s, const mu_parameter *p);
+
 struct mui_backward {
     mu_tape *tape;
     mui_pending *pending;
@@ -90,6 +114,14 @@ struct mu_tape {
     const char *module;      /* arena copy of the module path of the last node: most nodes share it with the next */
     mu_tensor *marked;       /* loss of the last marking */
     bool is_marked;
+    mui_attachment *attached;
+    /* Of a replica's tape. */
+    bool replica;
+    bool has_shadows;
+    mui_shadows shadows;
+    uint64_t salt;           /* sets its draws apart from those of the others */
+    mui_late *late;
+    size_t late_count, late_capacity;
     mui_backward backward;
     /* For tests of gradients: samples add delta to this element of this leaf (counted from 0; -1: none). */
     struct {
@@ -103,6 +135,12 @@ struct mu_tape {
 static inline mu_tensor *mui_base_of(mu_tensor *t)
 {
     return t->alias_of != NULL ? t->alias_of : t;
+}
+
+/* What holds p's gradient and counts on this tape: p itself, but for replicas. */
+static inline mu_parameter *mui_own_of(const mu_tape *t, mu_parameter *p)
+{
+    return p != NULL && t->has_shadows ? mui_shadow_of(&t->shadows, p) : p;
 }
 
 /* The recorded, differentiable operation that made t, or NULL. */
@@ -121,6 +159,18 @@ mu_status mui_check_values(mu_tape *t) MU_MUST_USE;
 
 /* Drops a tensor's memory; reading it is an error from then on. */
 void mui_tensor_release(mu_tensor *t);
+
+/* A tape that its owner frees with mu_tape_free; the context does not know of it. */
+mu_tape *mui_tape_make(mu_context *c, mui_engine *e);
+/* mui_backward_mark from any tensor. */
+mu_status mui_mark(mu_tape *t, mu_tensor *y, mui_store *s) MU_MUST_USE;
+/* mui_backward_run from any tensor, whose gradient is g in `layout`. */
+mu_status mui_run_from(mu_tape *t, mu_tensor *y, mui_storage *g, const mui_layout *layout, mui_store *s) MU_MUST_USE;
+/* Records y, of a node with parameters read within it, see op.h; light when none of `in` wants a gradient. The list must
+ * be as long-lived as the tape's arena. Nothing is recorded that nobody would ask for. */
+mu_tensor *mui_record_within(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count,
+                             const void *attr, size_t attr_bytes, mui_storage *saved, const mui_within *within,
+                             size_t within_count, bool detached);
 
 /* tape/grads.c: adds what is pending, releases temporaries. Both leave the lists empty, also on failure. */
 mu_status mui_grads_settle(mui_backward *b) MU_MUST_USE;

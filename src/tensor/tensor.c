@@ -147,6 +147,17 @@ static mu_status readable(const mu_tensor *t)
     return MU_OK;
 }
 
+/* Parameters and buffers are everybody's: a replica of a parallel module must leave them alone in its forward. */
+static mu_status writable(const mu_tensor *t)
+{
+    if (t->tape == NULL && !t->kept && mui_bound_of(t->context) != NULL) {
+        return mui_fail(t->context, MU_ERR_STATE,
+                        "a forward that runs in several replicas at once cannot write to a parameter or buffer, which they "
+                        "share");
+    }
+    return readable(t);
+}
+
 static mu_status count_fits(const mu_tensor *t, int64_t elements)
 {
     if (elements != mui_dims_elements(t->dims)) {
@@ -214,7 +225,7 @@ void mui_tensor_touch(mu_tensor *t)
 {
     /* Counted where all views of the memory see it. */
     mu_tensor *base = t->view_of != NULL ? t->view_of : t;
-    base->written = ++t->context->writes;
+    base->written = __atomic_add_fetch(&t->context->writes, 1, __ATOMIC_RELAXED); /* replicas may write to their own */
     if (base->parameter != NULL) {
         t->context->parameter_writes = base->written;
     }
@@ -301,7 +312,7 @@ mu_status mu_tensor_write(mu_tensor *t, const float *in, int64_t elements)
     if (t == NULL || in == NULL) {
         return t == NULL ? MU_ERR_ARG : mui_fail(t->context, MU_ERR_ARG, "mu_tensor_write: in is NULL");
     }
-    if (readable(t) != MU_OK || count_fits(t, elements) != MU_OK) {
+    if (writable(t) != MU_OK || count_fits(t, elements) != MU_OK) {
         return mu_context_status(t->context);
     }
     mui_tensor_touch(t);
@@ -356,7 +367,7 @@ mu_status mui_tensor_get_raw(const mu_tensor *t, void *out, size_t bytes)
 
 mu_status mui_tensor_set_raw(mu_tensor *t, const void *in, size_t bytes)
 {
-    mu_status s = readable(t);
+    mu_status s = writable(t);
     s = s == MU_OK ? raw_fits(t, bytes) : s;
     if (s == MU_OK) {
         mui_tensor_touch(t);

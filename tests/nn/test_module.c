@@ -390,8 +390,8 @@ static mu_tensor *note_path(void *self, mu_tape *t, mu_tensor *x)
     mu_module *m = self;
     (void)t;
     mu_context *c = mu_module_context(m);
-    print_message("in \"%s\"\n", c->path);
-    check_expected_ptr(c->path);
+    print_message("in \"%s\"\n", c->here.path);
+    check_expected_ptr(c->here.path);
     return x;
 }
 
@@ -411,9 +411,9 @@ static void paths_name_the_module(void **state)
                      MU_OK);
     mu_tape *t = mu_tape_new(c, NULL);
     mu_tensor *x = mu_tensor_zeros(t, MU_DIMS(2, 2));
-    expect_string(note_path, c->path, "list.0");
+    expect_string(note_path, c->here.path, "list.0");
     assert_ptr_equal(mu_forward(t, m, x), x);
-    assert_string_equal(c->path, "");
+    assert_string_equal(c->here.path, "");
     /* An error inside names the path. */
     assert_int_equal(mu_module_replace(m, "list.0", mu_linear(c, 5, 1, NULL)), MU_OK);
     assert_null(mu_forward(t, m, x));

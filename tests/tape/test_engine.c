@@ -346,7 +346,7 @@ static void errors_say_where_and_what(void **state)
     assert_null(mu_relu(w.t, mu_conv2d(w.t, x, k, NULL, NULL)));
     mui_path_pop(w.c, inner);
     mui_path_pop(w.c, outer);
-    assert_int_equal(w.c->path_len, 0);
+    assert_int_equal(w.c->here.path_len, 0);
     assert_int_equal(mu_context_status(w.c), MU_ERR_SHAPE);
     const char *m = mu_context_message(w.c);
     assert_non_null(strstr(m, "conv2d in layer1.0.conv1"));
@@ -356,7 +356,7 @@ static void errors_say_where_and_what(void **state)
     for (int i = 0; i < 200; i++) { /* a path longer than its buffer stays a string */
         mui_path_push(w.c, "module", &inner);
     }
-    assert_int_equal(strlen(w.c->path), w.c->path_len);
+    assert_int_equal(strlen(w.c->here.path), w.c->here.path_len);
     mui_path_pop(w.c, 0);
     mu_tensor *y = mu_tensor_from_i64(w.t, MU_DIMS(2), (int64_t[]){0, 7});
     assert_null(mu_cross_entropy(w.t, mu_tensor_zeros(w.t, MU_DIMS(2, 3)), y));
