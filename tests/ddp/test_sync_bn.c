@@ -266,6 +266,69 @@ static void two_ranks_that_fail_are_skipped_over(void **state)
     }
 }
 
+typedef struct shortage {
+    int64_t at;
+    bool first;     /* in the first step, when reducers and groups still get their memory */
+    int outcome[3]; /* of rank 1: none, skipped by all, group ended */
+} shortage;
+
+/* Rank 1 runs out of memory at one allocation of a whole step, forward and backward. */
+static void out_of_memory(mu_group *g, int rank, int size, void *arg)
+{
+    shortage *sh = arg;
+    static const shape_of_test shape = {.name = "out of memory", .images = true, .plain_mean = true};
+    mu_context *c = g->context;
+    mu_module *net = network(c, &shape);
+    CHECK(mu_sync_batch_norm_convert(net, g, NULL) == MU_OK, "convert");
+    mu_ddp *d = mu_ddp_wrap(net, g, &(mu_ddp_options){.bucket_bytes = 100, .first_bucket_bytes = 100});
+    float x[MOST * CHANNELS * SIDE * SIDE], y[MOST * CLASSES];
+    for (int step = sh->first ? 1 : 0; step < 3; step++) {
+        mu_tape *t = mu_tape_new(c, NULL); /* has to get all its memory again */
+        int n = draw(&shape, step, rank, x, y);
+        c->fail_after = step == 1 && rank == 1 ? sh->at : -1;
+        mu_status s = mu_ddp_backward(d, t, loss_of(t, net, &shape, n, x, y));
+        bool ran_out = step == 1 && rank == 1 && c->fail_after < 0;
+        c->fail_after = -1;
+        mu_context_clear(c);
+        int64_t all[8], own = ran_out ? 1 : 0;
+        if (mu_all_gather(g, &own, all, sizeof(own)) != MU_OK) {
+            /* The group's own memory, or that of the bucket plan made after the first reduction, which was right. */
+            CHECK(step == 1 && (rank == 1 ? s == MU_ERR_NOMEM : s == MU_ERR_PEER || (sh->first && s == MU_OK)),
+                  "at %d, rank %d: %d %s", (int)sh->at, rank, (int)s, mu_context_message(c));
+            if (rank == 1) {
+                sh->outcome[2]++;
+            }
+            mu_context_clear(c);
+            mu_tape_free(t);
+            return;
+        }
+        CHECK(s == (all[1] == 0 ? MU_OK : rank == 1 ? MU_ERR_NOMEM : MU_SKIPPED), "at %d, step %d, rank %d: %d",
+              (int)sh->at, step, rank, (int)s);
+        if (step == 1 && rank == 1) {
+            sh->outcome[ran_out]++;
+        }
+        check_replicas(g, net, "after a shortage");
+        toy_optimizer_step(net, 0.05F);
+        mu_tape_free(t);
+    }
+    (void)size;
+}
+
+static void out_of_memory_in_a_step(void **state)
+{
+    (void)state;
+    for (int first = 0; first < 2; first++) {
+        shortage sh = {.first = first};
+        for (; sh.outcome[0] == 0; sh.at++) {
+            assert_int_equal(run_threads(3, out_of_memory, &sh, &patient, false), 0);
+            assert_true(sh.at < 1000);
+        }
+        printf("out of memory at %d places of %s step: %d skipped by all, %d groups ended\n", (int)sh.at - 1,
+               first ? "the first" : "a later", sh.outcome[1], sh.outcome[2]);
+        assert_true(sh.outcome[1] > 0);
+    }
+}
+
 /* Rank 1 has no batch and goes straight to the reduction, or has one value in all. */
 static void elsewhere(mu_group *g, int rank, int size, void *arg)
 {
@@ -309,6 +372,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(equals_one_process),
                                        cmocka_unit_test(a_rank_that_fails_is_skipped_over),
                                        cmocka_unit_test(two_ranks_that_fail_are_skipped_over),
+                                       cmocka_unit_test(out_of_memory_in_a_step),
                                        cmocka_unit_test(contradictions_are_named)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
