@@ -27,6 +27,7 @@ static mu_status average(mu_ddp *d)
         }
         s = mu_all_reduce(d->group, d->store->values + first->offset, (int64_t)n, MU_F32, MU_MEAN);
     }
+    mui_ddp_values_averaged(d);
     return s < 0 ? mui_ddp_break(d, s) : MU_OK;
 }
 
@@ -124,6 +125,7 @@ mu_local_sgd *mu_local_sgd_new(mu_ddp *d, const mu_local_sgd_options *options)
         mu_local_sgd_free(l);
         return NULL;
     }
+    d->replicas_differ = true;
     return l;
 }
 

@@ -80,6 +80,7 @@ struct mu_ddp {
     uint8_t *slice_states; /* for mui_reducer_begin */
     bool planned;          /* buckets follow the ready order */
     uint64_t written_seen;    /* the context's `writes` when values were last known to be equal on all ranks */
+    bool replicas_differ;     /* on purpose, between two averages of the parameters: written values are not compared */
     int64_t deferred;         /* deferred backwards since the last reduction, or since gradients were cleared */
     int64_t deferred_samples; /* of them, when weighted */
     bool deferred_weighted;
@@ -204,6 +205,8 @@ uint64_t mui_ddp_hash_written(const mu_ddp *d, int64_t *count, const char **firs
 void mui_ddp_written_agreed(mu_ddp *d);
 /* Values were replaced by rank 0's: a tape that computed with others is of no use any more. */
 void mui_ddp_values_replaced(mu_ddp *d);
+/* The same by the mean over ranks, where trainable: whatever ranks had written into these before. */
+void mui_ddp_values_averaged(mu_ddp *d);
 
 /* Replicas are equal, made so or compared: optimiser steps, which all ranks must take alike, are counted from here. */
 void mui_ddp_count_anew(mu_ddp *d);

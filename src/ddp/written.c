@@ -7,7 +7,7 @@ uint64_t mui_ddp_hash_written(const mu_ddp *d, int64_t *count, const char **firs
 {
     uint64_t h = MUI_HASH_START;
     *count = 0;
-    if (d->context->parameter_writes <= d->written_seen) {
+    if (d->context->parameter_writes <= d->written_seen || d->replicas_differ) {
         return h;
     }
     const mui_store *s = d->store;
@@ -34,5 +34,15 @@ void mui_ddp_values_replaced(mu_ddp *d)
     uint64_t now = ++d->context->writes;
     for (int64_t i = 0; i < d->store->count; i++) {
         d->store->parameters[i]->stepped = now;
+    }
+}
+
+void mui_ddp_values_averaged(mu_ddp *d)
+{
+    uint64_t now = ++d->context->writes;
+    for (int64_t i = 0; i < d->member_count; i++) {
+        mu_parameter *p = d->members[i].parameter;
+        p->stepped = now;
+        p->value.written = 0;
     }
 }

@@ -24,7 +24,7 @@ static mu_status is_stale(mu_tape *t, const mui_node *n, int input, bool again)
                     "backward of %s%s%s: %s was modified in place after forward had read it, by %s, and %s needs the "
                     "value of then: run all backwards of a forward before its values change, or forward again",
                     n->op->name, n->module[0] != '\0' ? " in " : "", n->module, what,
-                    p != NULL && p->stepped > p->value.written ? "an optimiser's step or a wrap"
+                    p != NULL && p->stepped > p->value.written ? "an optimiser's step, a wrap or an average"
                                                                : "mu_tensor_write or a load",
                     again ? "running the checkpointed segment again" : "its gradient");
 }

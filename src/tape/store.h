@@ -39,7 +39,7 @@ struct mu_parameter {
     mu_tensor grad_view;     /* same, inside the gradient slab */
     bool frozen;
     uint64_t updates;        /* by optimisers, since it was made, wrapped, loaded or compared: the same on all ranks */
-    uint64_t stepped;        /* the context's `writes` when an optimiser, or rank 0's values, last changed the value; what
+    uint64_t stepped;        /* the context's `writes` when an optimiser or a ddp last changed the value; what
                               * others wrote is in value.written */
     mui_grad_state grad_state;
     int64_t reads;           /* reads among the nodes that reach the loss, counted by marking */

@@ -2,7 +2,10 @@
  * ranks; and what changes nothing for the others: evaluation on one rank, losses that are not finite. */
 #include "rig.h"
 
+#include <muster/checkpoint.h>
+#include <muster/hooks.h>
 #include <muster/optim.h>
+#include <unistd.h>
 
 static const char all[] = "a b c d head.w head.v";
 
@@ -183,15 +186,63 @@ static void written_before_a_skipped_step(mu_group *g, int rank, int size, void 
     close_pair(&p);
 }
 
+/* Every rank loads a file, but not the same. */
+static void loaded_unlike(mu_group *g, int rank, int size, void *arg)
+{
+    (void)size;
+    bool unlike = *(bool *)arg;
+    pair p = open_pair(g, NULL);
+    char path[96];
+    snprintf(path, sizeof(path), "/tmp/muster-written-%d-%d.pt", (int)getpid(), rank);
+    CHECK(write_c(p.om, unlike ? (float)rank : 5) == MU_OK && mu_save(p.om, path, NULL) == MU_OK, "%s",
+          mu_context_message(p.oc));
+    CHECK(mu_load(p.m, path, NULL, NULL) == MU_OK, "%s", mu_context_message(p.c));
+    unlink(path);
+    if (unlike) {
+        mu_status s = mu_ddp_backward(p.d, p.t, terms(p.t, p.m, all, 3));
+        CHECK(s == MU_ERR_COMM && strstr(mu_context_message(p.c), "with values of 6 parameters written") != NULL, "%d %s",
+              (int)s, mu_context_message(p.c));
+        mu_context_clear(p.c);
+    } else {
+        good_step(&p, "loaded alike");
+    }
+    close_pair(&p);
+}
+
+/* Written unlike, then averaged; and replicas that differ on purpose. */
+static void averaged(mu_group *g, int rank, int size, void *arg)
+{
+    (void)arg;
+    pair p = open_pair(g, NULL);
+    good_step(&p, "before");
+    CHECK(write_c(p.m, (float)rank) == MU_OK && write_c(p.om, (float)(size - 1) / 2) == MU_OK, "write");
+    mu_tape_reset(p.t);
+    mu_tensor *loss = terms(p.t, p.m, all, 3);
+    CHECK(mu_ddp_average_parameters(p.d) == MU_OK, "%s", mu_context_message(p.c));
+    CHECK(mu_backward(p.t, loss) == MU_ERR_STATE, "averaged since forward");
+    mu_context_clear(p.c);
+    good_step(&p, "averaged");
+    CHECK(mu_local_sgd_new(p.d, NULL) != NULL, "%s", mu_context_message(p.c));
+    for (int k = 0; k < 3; k++) {
+        mu_tape_reset(p.t);
+        CHECK(mu_ddp_backward(p.d, p.t, terms(p.t, p.m, all, key_of(k, rank))) == MU_OK, "%s", mu_context_message(p.c));
+        toy_optimizer_step(p.m, 0.1F);
+    }
+    close_pair(&p);
+}
+
 static void values_written_after_the_wrap(void **state)
 {
     (void)state;
     for (int size = 2; size <= 3; size++) {
         assert_int_equal(run_threads(size, written_alike, NULL, NULL, true), 0);
         assert_int_equal(run_processes(size, written_alike, NULL, NULL, true), 0);
+        assert_int_equal(run_threads(size, averaged, NULL, NULL, true), 0);
         assert_int_equal(run_threads(size, written_before_a_skipped_step, NULL, NULL, false), 0);
         for (int k = 0; k < 2; k++) {
             bool on_all = k == 1;
+            assert_int_equal(run_threads(size, loaded_unlike, &on_all, NULL, k == 0), 0);
+            assert_int_equal(run_processes(size, loaded_unlike, &on_all, NULL, k == 0), 0);
             assert_int_equal(run_threads(size, written_unlike, &on_all, NULL, false), 0);
             assert_int_equal(run_processes(size, written_unlike, &on_all, NULL, false), 0);
         }
