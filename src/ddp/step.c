@@ -214,9 +214,11 @@ static mu_status prepare(mu_ddp *d, step *s)
     return MU_OK;
 }
 
-static bool loss_is_bad(const mu_ddp *d, const mu_tensor *loss)
+/* With weight 0 it has no part in the step: the mean of an empty batch is not a number. */
+static bool loss_is_bad(const mu_ddp *d, const step *s)
 {
-    float x = d->options.nonfinite != MU_NONFINITE_KEEP ? mu_tensor_item(loss) : 0;
+    bool counts = !s->weighted || s->samples > 0;
+    float x = counts && d->options.nonfinite != MU_NONFINITE_KEEP ? mu_tensor_item(s->loss) : 0;
     if (!isfinite(x)) {
         mui_log(d->context, MU_LOG_WARN, "ddp `%s`: the loss of rank %d is %g", d->name, mu_group_rank(d->group),
                 (double)x);
@@ -229,7 +231,7 @@ static bool loss_is_bad(const mu_ddp *d, const mu_tensor *loss)
 static mu_status judge_loss(mu_ddp *d, step *s)
 {
     bool finite = true;
-    if (!loss_is_bad(d, s->loss)) {
+    if (!loss_is_bad(d, s)) {
         return MU_OK;
     }
     for (int64_t i = 0; finite && i < d->member_count; i++) {
@@ -466,7 +468,7 @@ static mu_status run_deferred(mu_ddp *d, step *s)
     if (status != MU_OK || s->loss == NULL) {
         return status;
     }
-    if (loss_is_bad(d, s->loss)) {
+    if (loss_is_bad(d, s)) {
         return d->options.nonfinite == MU_NONFINITE_ERROR
                    ? mui_fail(d->context, MU_ERR_STATE, "ddp `%s`: the loss of a deferred backward is not finite", d->name)
                    : MU_SKIPPED;

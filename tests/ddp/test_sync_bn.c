@@ -100,7 +100,8 @@ static void as_one_process(mu_group *g, int rank, int size, void *arg)
     mu_module *net = network(c, s), *one = network(oc, s);
     int64_t converted = 0;
     CHECK(mu_sync_batch_norm_convert(net, g, &converted) == MU_OK && converted == 2, "converted %lld", (long long)converted);
-    mu_ddp *d = mu_ddp_wrap(net, g, NULL);
+    /* The mean of nothing is not a number, and with weight 0 nobody's concern. */
+    mu_ddp *d = mu_ddp_wrap(net, g, &(mu_ddp_options){.nonfinite = s->empty ? MU_NONFINITE_ERROR : MU_NONFINITE_KEEP});
     mu_optimizer *sgd = mu_sgd(net, 0.05F, NULL), *sgd1 = mu_sgd(one, 0.05F, NULL);
     mu_tape *t = mu_tape_new(c, NULL), *ot = mu_tape_new(oc, NULL);
     float x[8 * MOST * CHANNELS * SIDE * SIDE], y[8 * MOST * CLASSES];
