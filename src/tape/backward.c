@@ -123,26 +123,32 @@ static mu_status start(mu_tape *t, mu_tensor *loss, mui_storage *g, const mui_la
     return r;
 }
 
-/* Gradients that a reduction left, and that this backward will add to: the mean is kept, so that what is added can be
+/* A gradient that a reduction left, and that this backward will add to: the mean is kept, so that what is added can be
  * told from it. Within a reduction its own parameters are never in this state. */
-static mu_status keep_reduced(mu_tape *t)
+static mu_status keep_mean(mu_parameter *p)
 {
-    for (size_t i = 0; i < t->node_count; i++) {
+    if (p == NULL || p->frozen || p->grad_state != MUI_GRAD_REDUCED) {
+        return MU_OK;
+    }
+    mui_store *s = p->store;
+    if (s->reduced == NULL && (s->reduced = mui_store_add_slab(s)) == NULL) {
+        return MU_ERR_NOMEM;
+    }
+    memcpy(s->reduced->data + p->offset, s->grads + p->offset, p->capacity * sizeof(float));
+    p->grad_state = MUI_GRAD_MIXED;
+    return MU_OK;
+}
+
+static mu_status keep_means(mu_tape *t, mu_tensor *loss)
+{
+    mu_status r = keep_mean(loss->parameter);
+    for (size_t i = 0; i < t->node_count && r == MU_OK; i++) {
         mui_node *n = t->nodes[i];
-        for (int k = 0; n->reaches_loss && k < n->in_count; k++) {
-            mu_parameter *p = mui_base_of(n->in[k])->parameter;
-            if (p == NULL || p->frozen || p->grad_state != MUI_GRAD_REDUCED) {
-                continue;
-            }
-            mui_store *s = p->store;
-            if (s->reduced == NULL && (s->reduced = mui_store_add_slab(s)) == NULL) {
-                return MU_ERR_NOMEM;
-            }
-            memcpy(s->reduced->data + p->offset, s->grads + p->offset, p->capacity * sizeof(float));
-            p->grad_state = MUI_GRAD_MIXED;
+        for (int k = 0; n->reaches_loss && k < n->in_count && r == MU_OK; k++) {
+            r = keep_mean(mui_base_of(n->in[k])->parameter);
         }
     }
-    return MU_OK;
+    return r;
 }
 
 mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s)
@@ -157,7 +163,7 @@ mu_status mui_backward_run(mu_tape *t, mu_tensor *loss, float seed, mui_store *s
     if (loss == NULL) {
         return MU_OK;
     }
-    if (keep_reduced(t) != MU_OK) {
+    if (t->adds_to_reduced && keep_means(t, loss) != MU_OK) {
         return mu_context_status(c);
     }
     mui_storage *g = mui_storage_new(t->pool, sizeof(float));

@@ -66,6 +66,7 @@ static mu_status count_read(mu_tape *t, mu_parameter *p)
     }
     p->reads++;
     p->reads_left++;
+    t->adds_to_reduced = t->adds_to_reduced || p->grad_state == MUI_GRAD_REDUCED;
     return MU_OK;
 }
 
@@ -219,6 +220,7 @@ mu_status mui_mark(mu_tape *t, mu_tensor *loss, mui_store *s)
 {
     t->is_marked = false;
     t->collectives = 0;
+    t->adds_to_reduced = false;
     clear_marks(t, s);
     mu_status r = loss != NULL ? visit(t, loss) : MU_OK;
     r = r == MU_OK && loss != NULL ? mui_check_values(t) : r;

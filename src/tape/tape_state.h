@@ -98,6 +98,7 @@ struct mu_tape {
     size_t region_count, region_capacity;
     size_t region_base;      /* regions below are not those of the running segment's function */
     uint64_t step, draws;
+    bool adds_to_reduced;    /* the last marking met a gradient that a reduction left */
     int64_t collectives;     /* of the last marking, see mui_backward_collectives */
     uint64_t group_calls;    /* collectives that operations made since the reset */
     char skipped[256];       /* see mui_tape_skipped; "": nothing */

@@ -133,6 +133,35 @@ static void pieces_add_up(void **state)
     }
 }
 
+/* The parameter is itself the loss, on one rank, on top of its reduced gradient: no operation reads it. */
+static void parameter_is_the_loss(mu_group *g, int rank, int size, void *arg)
+{
+    (void)arg;
+    mu_context *c = g->context, *oc = quiet_context();
+    mu_module *m = toy(c), *om = toy(oc);
+    mu_ddp *d = mu_ddp_wrap(m, g, NULL);
+    mu_tape *t = mu_tape_new(c, NULL), *ot = mu_tape_new(oc, NULL);
+    mu_tensor *own = mu_parameter_tensor(mu_module_get_parameter(om, "c"));
+    CHECK(mu_ddp_backward(d, t, terms(t, m, "a c", 1)) == MU_OK, "%s", mu_context_message(c));
+    if (rank == size - 1) {
+        CHECK(mu_backward(t, mu_parameter_tensor(mu_module_get_parameter(m, "c"))) == MU_OK, "%s", mu_context_message(c));
+    }
+    CHECK(mu_ddp_backward(d, t, terms(t, m, "b", 2)) == MU_OK, "%s", mu_context_message(c));
+    mu_tensor *sum = mu_add(ot, terms(ot, om, "a c", 1), terms(ot, om, "b", 2));
+    CHECK(mu_backward(ot, mu_add(ot, sum, mu_scale(ot, mu_sum(ot, own), 1.0F / (float)size))) == MU_OK, "oracle");
+    check_oracle(m, om, 1e-5, "a parameter that is the loss");
+    check_replicas(g, m, "a parameter that is the loss");
+    mu_context_close(oc);
+}
+
+static void a_loss_without_operations(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 3; size++) {
+        assert_int_equal(run_threads(size, parameter_is_the_loss, NULL, &patient, true), 0);
+    }
+}
+
 /* -- contradictions ---------------------------------------------------------------------------------------------- */
 static void one_defers(mu_group *g, int rank, int size, void *arg)
 {
@@ -364,7 +393,7 @@ static void steps_on_local_gradients_are_told_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces_add_up), cmocka_unit_test(contradictions_and_failures),
+        cmocka_unit_test(pieces_add_up), cmocka_unit_test(a_loss_without_operations), cmocka_unit_test(contradictions_and_failures),
         cmocka_unit_test(out_of_memory_anywhere), cmocka_unit_test(contributors_only),
         cmocka_unit_test(steps_on_local_gradients_are_told_once)};
     return cmocka_run_group_tests(tests, NULL, NULL);
