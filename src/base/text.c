@@ -56,6 +56,14 @@ void mui_text_free(mui_text *t)
     *t = (mui_text){.context = t->context};
 }
 
+size_t mui_text_give(mui_text *t, char *out, size_t size)
+{
+    size_t length = t->length;
+    snprintf(out, out != NULL ? size : 0, "%s", mui_text_get(t));
+    mui_text_free(t);
+    return length;
+}
+
 bool mui_is_utf8(const char *text, size_t n)
 {
     const unsigned char *s = (const unsigned char *)text;

@@ -16,6 +16,8 @@ void mui_text_add(mui_text *t, const char *format, ...) MU_PRINTF(2, 3);
 const char *mui_text_get(const mui_text *t);
 void mui_text_clear(mui_text *t);
 void mui_text_free(mui_text *t);
+/* Copies it out as snprintf does (out NULL: only the length), and frees it. */
+size_t mui_text_give(mui_text *t, char *out, size_t size);
 
 /* Well-formed UTF-8, with surrogates allowed as Python's surrogatepass does. */
 bool mui_is_utf8(const char *text, size_t n);

@@ -47,7 +47,7 @@ static bool finite_f64(const double *x, size_t n)
     return bad == 0;
 }
 
-static bool is_finite(const void *x, mu_dtype type, size_t n)
+bool mui_all_finite(const void *x, mu_dtype type, size_t n)
 {
     return type == MU_F64 ? finite_f64(x, n) : finite_f32(x, n);
 }
@@ -83,7 +83,7 @@ void mui_bucket_fill(mui_reducer *r, const mui_slice_bucket *b)
         const mui_slice *s = &r->slices[b->first + k];
         memset(r->slab + s->offset, 0, s->elements * bytes);
     }
-    if (r->how.look && !is_finite(r->slab + b->offset, b->dtype, b->elements)) {
+    if (r->how.look && !mui_all_finite(r->slab + b->offset, b->dtype, b->elements)) {
         put(tail, b->dtype, b->count * r->words + word, bit);
     }
     int64_t samples = (b->count + 1) * r->words;
@@ -126,11 +126,11 @@ int64_t mui_reducer_find_bad(const mui_reducer *r)
 {
     for (int64_t k = 0; k < r->bucket_count; k++) {
         const mui_slice_bucket *b = &r->buckets[k];
-        if (is_finite(r->slab + b->offset, b->dtype, b->elements)) {
+        if (mui_all_finite(r->slab + b->offset, b->dtype, b->elements)) {
             continue;
         }
         int64_t i = b->first;
-        while (is_finite(r->slab + r->slices[i].offset, b->dtype, r->slices[i].elements)) {
+        while (mui_all_finite(r->slab + r->slices[i].offset, b->dtype, r->slices[i].elements)) {
             i++;
         }
         return i;

@@ -223,25 +223,13 @@ mu_status mu_ddp_check(mu_ddp *d)
     if (d == NULL) {
         return MU_ERR_ARG;
     }
-    if (d->broken != MU_OK) {
-        return mui_fail(d->context, d->broken, "%s", d->broken_text);
-    }
     mui_aside aside;
-    mui_aside_put(d->context, &aside);
-    mu_status s = mui_ddp_follow(d);
-    if (s >= 0) {
-        char text[MUI_IDENTITY_TEXT];
-        snprintf(text, sizeof(text), "mu_ddp_check after reduction %llu (ddp `%.80s`)",
-                 (unsigned long long)mui_reducer_sequence(d->reducer) - 1, d->name);
-        s = mui_ddp_gate(d, MUI_KIND_CHECK, text);
-    }
+    mu_status s = mui_ddp_meet(d, MUI_KIND_CHECK, "mu_ddp_check", &aside);
     if (s == MU_OK) {
         s = compare_items(d);
     }
     if (s == MU_OK) {
         mui_ddp_count_anew(d);
     }
-    mui_ddp_work(d, NULL);
-    mui_aside_restore(d->context, &aside);
-    return aside.status != MU_OK ? aside.status : s;
+    return mui_ddp_part(d, &aside, s);
 }

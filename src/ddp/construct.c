@@ -34,6 +34,30 @@ mu_status mui_ddp_gate(mu_ddp *d, uint32_t kind, const char *text)
     return s < 0 ? mui_ddp_break(d, s) : MU_OK;
 }
 
+mu_status mui_ddp_meet(mu_ddp *d, uint32_t kind, const char *what, mui_aside *aside)
+{
+    aside->status = MU_OK;
+    if (d->broken != MU_OK) {
+        return mui_fail(d->context, d->broken, "%s", d->broken_text);
+    }
+    mui_aside_put(d->context, aside);
+    mu_status s = mui_ddp_follow(d);
+    if (s >= 0) {
+        char text[MUI_IDENTITY_TEXT];
+        snprintf(text, sizeof(text), "%.40s after reduction %llu (ddp `%.80s`)", what,
+                 (unsigned long long)mui_reducer_sequence(d->reducer) - 1, d->name);
+        s = mui_ddp_gate(d, kind, text);
+    }
+    return s;
+}
+
+mu_status mui_ddp_part(mu_ddp *d, const mui_aside *aside, mu_status s)
+{
+    mui_ddp_work(d, NULL);
+    mui_aside_restore(d->context, aside);
+    return aside->status != MU_OK ? aside->status : s;
+}
+
 /* Whether a parameter's full name is this name, seen from a module above it. */
 static bool is_its_name(const mu_parameter *p, const char *name)
 {

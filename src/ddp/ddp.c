@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { BUCKET_BYTES = 25 << 20, FIRST_BUCKET_BYTES = 1 << 20 };
-
 /* -- failure ---------------------------------------------------------------------------------------------------- */
 void mui_aside_put(mu_context *c, mui_aside *a)
 {
@@ -126,9 +124,9 @@ static mu_status set_up(mu_ddp *d, const mu_ddp_options *o)
         return mui_fail(c, MU_ERR_ARG, "mu_ddp_wrap: absent is %d and nonfinite %d: one of mu_absent_policy and of "
                         "mu_nonfinite_policy were expected", (int)o->absent, (int)o->nonfinite);
     }
-    d->options.bucket_bytes = d->options.bucket_bytes > 0 ? d->options.bucket_bytes : BUCKET_BYTES;
+    d->options.bucket_bytes = d->options.bucket_bytes > 0 ? d->options.bucket_bytes : MUI_BUCKET_BYTES;
     d->options.first_bucket_bytes =
-        d->options.first_bucket_bytes > 0 ? d->options.first_bucket_bytes : FIRST_BUCKET_BYTES;
+        d->options.first_bucket_bytes > 0 ? d->options.first_bucket_bytes : MUI_FIRST_BUCKET_BYTES;
     bool given = d->options.name != NULL, taken = false;
     const char *name = given ? d->options.name : mu_module_kind(d->root);
     d->options.name = NULL; /* a copy is kept */

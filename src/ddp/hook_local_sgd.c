@@ -36,25 +36,13 @@ mu_status mu_ddp_average_parameters(mu_ddp *d)
     if (d == NULL) {
         return MU_ERR_ARG;
     }
-    if (d->broken != MU_OK) {
-        return mui_fail(d->context, d->broken, "%s", d->broken_text);
-    }
     if (d->reducer->in_hook) {
         return mui_fail(d->context, MU_ERR_STATE, "mu_ddp_average_parameters (ddp `%s`): from within a hook", d->name);
     }
     mui_aside aside;
-    mui_aside_put(d->context, &aside);
-    mu_status s = mui_ddp_follow(d);
-    if (s >= 0) {
-        char text[MUI_IDENTITY_TEXT];
-        snprintf(text, sizeof(text), "mu_ddp_average_parameters after reduction %llu (ddp `%.80s`)",
-                 (unsigned long long)mui_reducer_sequence(d->reducer) - 1, d->name);
-        s = mui_ddp_gate(d, MUI_KIND_AVERAGE, text);
-    }
+    mu_status s = mui_ddp_meet(d, MUI_KIND_AVERAGE, "mu_ddp_average_parameters", &aside);
     s = s >= 0 ? average(d) : s;
-    mui_ddp_work(d, NULL);
-    mui_aside_restore(d->context, &aside);
-    return aside.status != MU_OK ? aside.status : s;
+    return mui_ddp_part(d, &aside, s);
 }
 
 /* A weighted gradient was multiplied by this rank's samples, and is to be that of its own mean. */

@@ -13,6 +13,9 @@
 #include "comm/group.h"
 #include <muster/hooks.h>
 
+/* Of a rank in one reduction, so that sums of weights stay exact. Defaults of what cuts slices into buckets. */
+enum { MUI_MAX_SAMPLES = 1 << 24, MUI_BUCKET_BYTES = 25 << 20, MUI_FIRST_BUCKET_BYTES = 1 << 20 };
+
 typedef struct mui_reducer mui_reducer;
 
 /* Kinds of identities used by this floor; a group's own are below. */
@@ -44,7 +47,7 @@ typedef enum mui_slice_state {
 /* What all ranks must agree on in one reduction; differing is MU_ERR_COMM on all of them, with both texts. */
 typedef struct mui_reduction {
     bool weighted;       /* slices are multiplied by this rank's samples already; the sum is divided by the total */
-    int64_t samples;     /* >= 0, at most 2^24 */
+    int64_t samples;     /* >= 0, at most MUI_MAX_SAMPLES */
     uint64_t agreement;  /* hash of whatever else must be equal on all ranks */
     uint64_t steps, updates; /* of optimisers on what is reduced: equal on all ranks too, see mui_identity */
     const char *note;    /* of it, for the text; "" */
@@ -59,6 +62,8 @@ void mui_reducer_free(mui_reducer *r);
 
 /* Elements that a bucket of so many slices needs after them. */
 size_t mui_reducer_tail(const mu_group *g, int64_t count);
+/* Neither NaN nor infinite; type MU_F32 or MU_F64. */
+bool mui_all_finite(const void *x, mu_dtype type, size_t n);
 /* Cuts slices of these bytes, in order, into buckets: one is closed when it has reached its limit (first for the first,
  * cap for all others). Writes counts (room for `count`) and returns the number of buckets. */
 int64_t mui_reducer_plan(const size_t *bytes, int64_t count, size_t first, size_t cap, int64_t *counts);

@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_SAMPLES = 1 << 24 };
-
 /* -- making ------------------------------------------------------------------------------------------------------- */
 static void destroy(void *object)
 {
@@ -243,7 +241,7 @@ mu_status mu_reducer_begin(mu_reducer *r, const mu_reducer_step *step)
     }
     const mu_reducer_step all = {0};
     step = step != NULL ? step : &all;
-    bool samples_fit = !step->weighted || (step->samples >= 0 && step->samples <= MAX_SAMPLES);
+    bool samples_fit = !step->weighted || (step->samples >= 0 && step->samples <= MUI_MAX_SAMPLES);
     r->weighted = step->weighted;
     r->samples = step->weighted && samples_fit ? step->samples : 0;
     r->began = mui_now();
@@ -260,7 +258,7 @@ mu_status mu_reducer_begin(mu_reducer *r, const mu_reducer_step *step)
     char text[120];
     if (!samples_fit) {
         snprintf(text, sizeof(text), "mu_reducer_begin: %lld samples, expected 0 to %d", (long long)step->samples,
-                 MAX_SAMPLES);
+                 MUI_MAX_SAMPLES);
         how.abandon = text;
     }
     r->running = true;
@@ -501,9 +499,8 @@ static void add_absent(mui_text *t, const mu_reducer *r, int64_t i)
 
 size_t mu_reducer_print_report(const mu_reducer *r, char *out, size_t size)
 {
-    size = out != NULL ? size : 0;
     if (r == NULL) {
-        return (size_t)snprintf(out, size, "%s", "");
+        return mui_text_give(&(mui_text){0}, out, size);
     }
     mu_reducer_report report = mu_reducer_get_report(r);
     mui_text t;
@@ -522,7 +519,5 @@ size_t mu_reducer_print_report(const mu_reducer *r, char *out, size_t size)
             add_absent(&t, r, i);
         }
     }
-    size_t n = (size_t)snprintf(out, size, "%s", mui_text_get(&t));
-    mui_text_free(&t);
-    return n;
+    return mui_text_give(&t, out, size);
 }

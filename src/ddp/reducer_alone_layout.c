@@ -7,8 +7,6 @@
 #include <string.h>
 
 enum { LINE = 64 }; /* alignment of slices and buckets, in bytes */
-enum { BUCKET_BYTES = 25 << 20, FIRST_BUCKET_BYTES = 1 << 20 };
-
 /* A layout while it is made. */
 typedef struct draft {
     mui_slice *slices;
@@ -69,8 +67,8 @@ static int64_t cut_type(mu_reducer *r, const int64_t *order, mu_dtype dtype, int
             d->bytes[n++] = (r->entries[i].bytes + LINE - 1) / LINE * LINE;
         }
     }
-    size_t cap = r->options.bucket_bytes > 0 ? r->options.bucket_bytes : BUCKET_BYTES;
-    size_t first = r->options.first_bucket_bytes > 0 ? r->options.first_bucket_bytes : FIRST_BUCKET_BYTES;
+    size_t cap = r->options.bucket_bytes > 0 ? r->options.bucket_bytes : MUI_BUCKET_BYTES;
+    size_t first = r->options.first_bucket_bytes > 0 ? r->options.first_bucket_bytes : MUI_FIRST_BUCKET_BYTES;
     int64_t buckets = mui_reducer_plan(d->bytes, n, first, cap, d->counts), from = at;
     for (int64_t b = 0; b < buckets; b++) {
         cuts[d->bucket_count++] = (cut){d->last[from + d->counts[b] - 1], from, d->counts[b], dtype};

@@ -116,6 +116,12 @@ struct mu_ddp {
     mu_ddp_bucket *report_buckets;
 };
 
+/* An error raised before, put aside while collectives run: they must take place all the same. */
+typedef struct mui_aside {
+    mu_status status;
+    char message[MUI_MESSAGE_BYTES];
+} mui_aside;
+
 /* -- memory.c --------------------------------------------------------------------------------------------------- */
 mui_grad_memory *mui_grad_memory_new(mu_context *c, mu_group *g);
 /* Marks where all ranks are at the same place: gives back what became unused, in the same order everywhere. */
@@ -132,6 +138,11 @@ mu_status mui_compare_texts(mu_group *g, const char *who, const char *what, cons
 /* Comes back when every rank is at the same kind of call of the same ddp; `text` names it, and what this rank says
  * about itself, to ranks that are elsewhere. */
 mu_status mui_ddp_gate(mu_ddp *d, uint32_t kind, const char *text) MU_MUST_USE;
+/* For a collective of the user's beside reductions, which `what` names: follows the tree, and comes back when every rank
+ * is there. An error this rank brings along is put into `aside`; mui_ddp_part brings it back, whatever came of the call,
+ * and returns it, or else s. */
+mu_status mui_ddp_meet(mu_ddp *d, uint32_t kind, const char *what, mui_aside *aside) MU_MUST_USE;
+mu_status mui_ddp_part(mu_ddp *d, const mui_aside *aside, mu_status s) MU_MUST_USE;
 /* Describes the tree as it is now, into `out`. */
 mu_status mui_ddp_describe(mu_ddp *d, mui_store *s, mui_text *out) MU_MUST_USE;
 /* Compares that description on all ranks; MU_ERR_COMM on all of them naming the first difference. */
@@ -212,11 +223,6 @@ void mui_ddp_values_averaged(mu_ddp *d);
 void mui_ddp_count_anew(mu_ddp *d);
 
 /* -- failure ---------------------------------------------------------------------------------------------------- */
-/* An error raised before, put aside while collectives run: they must take place all the same. */
-typedef struct mui_aside {
-    mu_status status;
-    char message[MUI_MESSAGE_BYTES];
-} mui_aside;
 void mui_aside_put(mu_context *c, mui_aside *a);
 void mui_aside_restore(mu_context *c, const mui_aside *a);
 /* The group failed: remembers it for later calls and returns s. */

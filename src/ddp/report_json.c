@@ -146,9 +146,8 @@ static void add_absent(const mu_ddp_report *r, mui_text *t)
 
 size_t mu_ddp_report_json(mu_ddp *d, char *out, size_t size)
 {
-    size = out != NULL ? size : 0;
     if (d == NULL) {
-        return (size_t)snprintf(out, size, "%s", "");
+        return mui_text_give(&(mui_text){0}, out, size);
     }
     mu_ddp_report r = mu_ddp_get_report(d);
     mui_text t;
@@ -175,7 +174,5 @@ size_t mu_ddp_report_json(mu_ddp *d, char *out, size_t size)
     add_parameters(d, &t);
     add_absent(&r, &t);
     mui_text_add(&t, "}\n");
-    size_t n = (size_t)snprintf(out, size, "%s", mui_text_get(&t));
-    mui_text_free(&t);
-    return n;
+    return mui_text_give(&t, out, size);
 }

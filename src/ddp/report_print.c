@@ -209,9 +209,8 @@ static void add_absent(mu_ddp *d, mui_text *t)
 
 size_t mu_ddp_print_report(mu_ddp *d, char *out, size_t size)
 {
-    size = out != NULL ? size : 0;
     if (d == NULL) {
-        return (size_t)snprintf(out, size, "%s", "");
+        return mui_text_give(&(mui_text){0}, out, size);
     }
     mu_ddp_report r = mu_ddp_get_report(d);
     mui_text t;
@@ -238,7 +237,5 @@ size_t mu_ddp_print_report(mu_ddp *d, char *out, size_t size)
     mui_text_add(&t, "%s", d->reductions > 0 && d->absent_count == 0 ? "every rank contributed to every parameter\n" : "");
     add_absent(d, &t);
     add_participation(d, &t);
-    size_t n = (size_t)snprintf(out, size, "%s", mui_text_get(&t));
-    mui_text_free(&t);
-    return n;
+    return mui_text_give(&t, out, size);
 }

@@ -6,10 +6,9 @@
 #include "ddp/replica.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-enum { MAX_SAMPLES = 1 << 24 };
 
 typedef struct step {
     mu_tape *tape;
@@ -21,7 +20,8 @@ typedef struct step {
     mui_aside failure;  /* the error that goes with it, put aside while collectives run */
     uint64_t agreement;
     uint64_t steps, updates; /* of optimisers, see mui_identity */
-    int64_t earlier; /* parameters whose gradient was reduced before and is added to */
+    int64_t found;   /* parameters that have a gradient already */
+    int64_t earlier; /* of them, those whose gradient was reduced before and is added to */
     char note[128];
     bool entered; /* gradients were put aside */
 } step;
@@ -41,16 +41,30 @@ static void fail_here(mu_ddp *d, step *s, mu_status status)
     }
 }
 
-/* Puts aside the gradients that are there: those of earlier reductions, to be added afterwards, and this rank's own,
- * so that they can be given back if the step is skipped. The usual step finds none. */
-static mu_status put_aside(mu_ddp *d, step *s)
+static void scale(float *x, size_t n, float factor)
 {
-    mui_store *st = d->store;
-    int64_t found = 0;
+    for (size_t k = 0; k < n; k++) {
+        x[k] *= factor;
+    }
+}
+
+static void add_note(step *s, const char *format, ...) MU_PRINTF(2, 3);
+static void add_note(step *s, const char *format, ...)
+{
+    size_t used = strlen(s->note);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(s->note + used, sizeof(s->note) - used, format, args);
+    va_end(args);
+}
+
+/* What all ranks have to agree on in this reduction, and the state each gradient is in. */
+static void note_identity(mu_ddp *d, step *s)
+{
     for (int64_t i = 0; i < d->member_count; i++) {
         mui_member *m = &d->members[i];
         m->entry = (uint8_t)m->parameter->grad_state;
-        found += m->entry != MUI_GRAD_NONE;
+        s->found += m->entry != MUI_GRAD_NONE;
         s->updates += m->parameter->updates;
         s->steps = m->parameter->updates > s->steps ? m->parameter->updates : s->steps;
         if (m->entry == MUI_GRAD_REDUCED || m->entry == MUI_GRAD_MIXED) {
@@ -58,52 +72,55 @@ static mu_status put_aside(mu_ddp *d, step *s)
             s->agreement = mui_hash_u64(s->agreement, (uint64_t)i + 1);
         }
     }
-    if (d->any_pending && (s->earlier == 0 || s->updates != d->pending_updates)) {
-        mui_ddp_warn_absent(d);
-    }
     if (s->earlier > 0) {
-        snprintf(s->note, sizeof(s->note), " adding to %lld gradients", (long long)s->earlier);
+        add_note(s, " adding to %lld gradients", (long long)s->earlier);
     }
     if (d->deferred > 0) {
-        size_t used = strlen(s->note);
         s->agreement = mui_hash_u64(s->agreement, (uint64_t)d->deferred);
-        snprintf(s->note + used, sizeof(s->note) - used, " after %lld deferred", (long long)d->deferred);
+        add_note(s, " after %lld deferred", (long long)d->deferred);
     }
     int64_t written = 0;
     const char *first = NULL;
     uint64_t values = mui_ddp_hash_written(d, &written, &first);
     if (written > 0) {
-        size_t used = strlen(s->note);
         s->agreement = mui_hash_u64(s->agreement, values);
-        snprintf(s->note + used, sizeof(s->note) - used, " with values of %lld parameters written: `%.24s`%s (hash %08x)",
-                 (long long)written, first, written > 1 ? ", ..." : "", (unsigned)(values ^ values >> 32));
+        add_note(s, " with values of %lld parameters written: `%.24s`%s (hash %08x)", (long long)written, first,
+                 written > 1 ? ", ..." : "", (unsigned)(values ^ values >> 32));
     }
-    if (found > 0 && d->stash == NULL) {
+}
+
+/* Puts aside the gradients that are there: those of earlier reductions, to be added afterwards, and this rank's own,
+ * so that they can be given back if the step is skipped. The usual step finds none. */
+static mu_status put_aside(mu_ddp *d, step *s)
+{
+    mui_store *st = d->store;
+    if (s->found > 0 && d->stash == NULL) {
         d->stash = mui_alloc(d->context, st->floats * sizeof(float));
         if (d->stash == NULL) {
             return MU_ERR_NOMEM;
         }
     }
-    for (int64_t i = 0; found > 0 && i < d->member_count; i++) {
+    for (int64_t i = 0; s->found > 0 && i < d->member_count; i++) {
         mui_member *m = &d->members[i];
         if (m->entry == MUI_GRAD_NONE) {
             continue;
         }
-        memcpy(slice(d->stash, m), slice(st->grads, m), m->parameter->capacity * sizeof(float));
+        size_t n = m->parameter->capacity;
         float *g = slice(st->grads, m);
+        memcpy(slice(d->stash, m), g, n * sizeof(float));
         if (m->entry == MUI_GRAD_REDUCED) {
             m->parameter->grad_state = MUI_GRAD_NONE; /* what comes now is averaged by itself */
-        } else if (m->entry == MUI_GRAD_MIXED) {
+            continue;
+        }
+        if (m->entry == MUI_GRAD_MIXED) {
             const float *mean = slice(st->reduced->data, m);
             m->parameter->grad_state = MUI_GRAD_LOCAL;
-            for (size_t k = 0; k < m->parameter->capacity; k++) {
+            for (size_t k = 0; k < n; k++) {
                 g[k] -= mean[k];
             }
         }
-        if (m->entry != MUI_GRAD_REDUCED && s->weighted && !d->deferred_weighted) {
-            for (size_t k = 0; k < m->parameter->capacity; k++) {
-                g[k] *= (float)s->samples;
-            }
+        if (s->weighted && !d->deferred_weighted) {
+            scale(g, n, (float)s->samples);
         }
     }
     s->entered = true;
@@ -123,17 +140,14 @@ static void give_back(mu_ddp *d, const step *s)
 
 static void keep_reduced(mu_ddp *d)
 {
+    int size = mu_group_size(d->group);
     for (int64_t i = 0; i < d->member_count; i++) {
         mui_member *m = &d->members[i];
-        bool present = mui_reducer_ranks(d->reducer, i) > 0;
-        m->parameter->grad_state = present ? MUI_GRAD_REDUCED : MUI_GRAD_NONE;
+        int ranks = mui_reducer_ranks(d->reducer, i);
         float *g = slice(d->store->grads, m);
-        int ranks = mui_reducer_ranks(d->reducer, i), size = mu_group_size(d->group);
+        m->parameter->grad_state = ranks > 0 ? MUI_GRAD_REDUCED : MUI_GRAD_NONE;
         if (d->options.mean_over_contributors && ranks > 0 && ranks < size) {
-            float factor = (float)size / (float)ranks;
-            for (size_t k = 0; k < m->parameter->capacity; k++) {
-                g[k] *= factor;
-            }
+            scale(g, m->parameter->capacity, (float)size / (float)ranks);
         }
         if (m->entry != MUI_GRAD_REDUCED && m->entry != MUI_GRAD_MIXED) {
             continue;
@@ -141,7 +155,7 @@ static void keep_reduced(mu_ddp *d)
         const float *before =
             m->entry == MUI_GRAD_MIXED ? slice(d->store->reduced->data, m) : slice(d->stash, m);
         m->parameter->grad_state = MUI_GRAD_REDUCED;
-        if (!present) {
+        if (ranks == 0) {
             memcpy(g, before, m->parameter->capacity * sizeof(float));
             continue;
         }
@@ -175,10 +189,10 @@ static void became_ready(void *user, mu_parameter *p)
 static mu_status check_call(mu_ddp *d, const step *s)
 {
     mu_context *c = d->context;
-    if (s->samples < 0 || s->samples + d->deferred_samples > MAX_SAMPLES) {
+    if (s->samples < 0 || s->samples + d->deferred_samples > MUI_MAX_SAMPLES) {
         return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward_weighted: %lld samples%s, expected 0 to %d",
                         (long long)(s->samples < 0 ? s->samples : s->samples + d->deferred_samples),
-                        d->deferred_samples > 0 ? ", deferred ones included" : "", MAX_SAMPLES);
+                        d->deferred_samples > 0 ? ", deferred ones included" : "", MUI_MAX_SAMPLES);
     }
     if (d->deferred > 0 && d->deferred_weighted != s->weighted) {
         return mui_fail(c, MU_ERR_ARG, "mu_ddp_backward_with: a %s call after %s deferred ones (ddp `%s`): either all are "
@@ -201,7 +215,14 @@ static mu_status check_call(mu_ddp *d, const step *s)
 static mu_status prepare(mu_ddp *d, step *s)
 {
     mu_status status = check_call(d, s);
-    status = status == MU_OK ? put_aside(d, s) : status;
+    if (status != MU_OK) {
+        return status;
+    }
+    note_identity(d, s);
+    if (d->any_pending && (s->earlier == 0 || s->updates != d->pending_updates)) {
+        mui_ddp_warn_absent(d);
+    }
+    status = put_aside(d, s);
     if (status != MU_OK) {
         return status;
     }
@@ -236,10 +257,8 @@ static mu_status judge_loss(mu_ddp *d, step *s)
     }
     for (int64_t i = 0; finite && i < d->member_count; i++) {
         const mui_member *m = &d->members[i];
-        const float *g = slice(d->store->grads, m);
-        for (size_t k = 0; m->parameter->grad_state != MUI_GRAD_NONE && k < m->parameter->capacity; k++) {
-            finite = finite && isfinite(g[k]);
-        }
+        finite = m->parameter->grad_state == MUI_GRAD_NONE ||
+                 mui_all_finite(slice(d->store->grads, m), MU_F32, m->parameter->capacity);
     }
     if (!finite) {
         return MU_OK;
@@ -262,7 +281,7 @@ static void run_backward(mu_ddp *d, step *s)
                          .updates = s->updates,
                          .note = s->note,
                          .look = d->options.nonfinite != MU_NONFINITE_KEEP,
-                         .hold = s->tape != NULL && mui_backward_collectives(s->tape) > 0,
+                         .hold = s->loss != NULL && mui_backward_collectives(s->tape) > 0,
                          .abandon = s->reason};
     expect(d, s);
     mui_reducer_begin(d->reducer, &how, d->slice_states);
@@ -322,6 +341,23 @@ static void add_times(mu_ddp *d)
     d->sum.exposed += d->last.exposed;
 }
 
+/* What was deferred has been brought in, or is gone. */
+static void forget_deferred(mu_ddp *d)
+{
+    d->deferred = d->deferred_samples = 0;
+    d->deferred_weighted = false;
+}
+
+/* Gradients that were cleared take what was deferred with them. */
+static void note_clears(mu_ddp *d, const mui_store *st)
+{
+    if (st != NULL && st->clears != d->deferred_clears) {
+        d->deferred_clears = st->clears;
+        d->deferred_failed[0] = '\0';
+        forget_deferred(d);
+    }
+}
+
 /* All buckets have arrived, or will not. */
 static mu_status conclude(mu_ddp *d, step *s, mu_status reduced, mu_status buffers)
 {
@@ -352,8 +388,7 @@ static mu_status conclude(mu_ddp *d, step *s, mu_status reduced, mu_status buffe
     }
     keep_reduced(d);
     mui_ddp_written_agreed(d);
-    d->deferred = d->deferred_samples = 0;
-    d->deferred_weighted = false;
+    forget_deferred(d);
     d->reductions++;
     add_times(d);
     if (!d->planned) {
@@ -363,17 +398,6 @@ static mu_status conclude(mu_ddp *d, step *s, mu_status reduced, mu_status buffe
         status = mu_ddp_check(d);
     }
     return status;
-}
-
-/* What was deferred before gradients were cleared is gone. */
-static void note_clears(mu_ddp *d, const mui_store *st)
-{
-    if (st != NULL && st->clears != d->deferred_clears) {
-        d->deferred_clears = st->clears;
-        d->deferred = d->deferred_samples = 0;
-        d->deferred_weighted = false;
-        d->deferred_failed[0] = '\0';
-    }
 }
 
 static mu_status reduce(mu_ddp *d, step *s)

@@ -32,12 +32,5 @@ size_t mu_module_print(mu_module *root, char *out, size_t size)
     if (root != NULL) {
         print(&text, root, 0);
     }
-    size_t length = text.length;
-    if (out != NULL && size > 0) {
-        size_t n = length < size ? length : size - 1;
-        memcpy(out, mui_text_get(&text), n);
-        out[n] = '\0';
-    }
-    mui_text_free(&text);
-    return length;
+    return mui_text_give(&text, out, size);
 }

@@ -61,6 +61,35 @@ static inline mu_tensor *terms(mu_tape *t, mu_module *m, const char *names, uint
     return sum;
 }
 
+/* What a context logs: how many warnings, and the last line. */
+typedef struct log_lines {
+    int warnings;
+    char last[2048];
+} log_lines;
+static inline void count_line(void *user, mu_log_level level, const char *message)
+{
+    log_lines *l = user;
+    l->warnings += level == MU_LOG_WARN;
+    snprintf(l->last, sizeof(l->last), "%s", message);
+}
+static inline void listen_to(mu_context *c, log_lines *l)
+{
+    c->log_level = MU_LOG_WARN;
+    c->log = count_line;
+    c->log_user = l;
+}
+
+/* The oracle's backward of a step in which rank r's loss was terms(names, first + r * stride): their mean. */
+static inline void oracle_of_terms(mu_tape *t, mu_module *m, const char *names, uint64_t first, uint64_t stride, int size)
+{
+    mu_tensor *sum = NULL;
+    for (int r = 0; r < size; r++) {
+        mu_tensor *x = mu_scale(t, terms(t, m, names, first + (uint64_t)r * stride), 1.0F / (float)size);
+        sum = sum == NULL ? x : mu_add(t, sum, x);
+    }
+    CHECK(mu_backward(t, sum) == MU_OK, "oracle");
+}
+
 /* w -= lr * g for parameters with a gradient; then none has one. */
 typedef struct toy_step {
     float lr;

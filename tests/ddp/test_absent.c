@@ -1,23 +1,6 @@
 /* Who is absent, why, and how often that is said. */
 #include "rig.h"
 
-typedef struct lines {
-    int warnings;
-    char last[2048];
-} lines;
-static void count_line(void *user, mu_log_level level, const char *message)
-{
-    lines *l = user;
-    l->warnings += level == MU_LOG_WARN;
-    snprintf(l->last, sizeof(l->last), "%s", message);
-}
-static void listen(mu_context *c, lines *l)
-{
-    c->log_level = MU_LOG_WARN;
-    c->log = count_line;
-    c->log_user = l;
-}
-
 static const mu_absent *find(mu_ddp_report r, const char *name)
 {
     for (int64_t i = 0; i < r.absent_count; i++) {
@@ -72,8 +55,8 @@ static void reasons(mu_group *g, int rank, int size, void *arg)
 {
     (void)arg;
     mu_context *c = g->context;
-    lines l = {0};
-    listen(c, &l);
+    log_lines l = {0};
+    listen_to(c, &l);
     mu_module *m = net(c);
     mu_ddp *d = mu_ddp_wrap(m, g, NULL);
     CHECK(d != NULL, "%s", mu_context_message(c));
@@ -127,8 +110,8 @@ static void elsewhere(mu_group *g, int rank, int size, void *arg)
 {
     (void)arg;
     mu_context *c = g->context;
-    lines l = {0};
-    listen(c, &l);
+    log_lines l = {0};
+    listen_to(c, &l);
     mu_module *m = toy(c);
     mu_ddp *d = mu_ddp_wrap(m, g, &(mu_ddp_options){.name = "net"});
     mu_tape *t = mu_tape_new(c, NULL);
@@ -154,8 +137,8 @@ static void told_once(mu_group *g, int rank, int size, void *arg)
     (void)size;
     mu_absent_policy policy = *(mu_absent_policy *)arg;
     mu_context *c = g->context;
-    lines l = {0};
-    listen(c, &l);
+    log_lines l = {0};
+    listen_to(c, &l);
     mu_module *m = toy(c);
     mu_ddp *d = mu_ddp_wrap(m, g, &(mu_ddp_options){.absent = policy});
     mu_tape *t = mu_tape_new(c, NULL);

@@ -2,23 +2,6 @@
  */
 #include "rig.h"
 
-typedef struct lines {
-    int warnings;
-    char last[1024];
-} lines;
-static void count_line(void *user, mu_log_level level, const char *message)
-{
-    lines *l = user;
-    l->warnings += level == MU_LOG_WARN;
-    snprintf(l->last, sizeof(l->last), "%s", message);
-}
-static void listen(mu_context *c, lines *l)
-{
-    c->log_level = MU_LOG_WARN;
-    c->log = count_line;
-    c->log_user = l;
-}
-
 static mu_module *new_head(mu_context *c, int64_t n)
 {
     mu_module *head = mu_module_new(c, "Head", NULL);
@@ -65,8 +48,8 @@ static void change_on_all(mu_group *g, int rank, int size, void *arg)
 {
     const plan *p = arg;
     mu_context *c = g->context, *oc = quiet_context();
-    lines l = {0};
-    listen(c, &l);
+    log_lines l = {0};
+    listen_to(c, &l);
     mu_module *m = toy(c), *om = toy(oc);
     if (p->what == UNFREEZE) {
         CHECK(mu_module_freeze(m, "d", NULL) == MU_OK && mu_module_freeze(om, "d", NULL) == MU_OK, "freeze");
@@ -215,8 +198,8 @@ static void back_and_forth(mu_group *g, int rank, int size, void *arg)
     (void)arg;
     (void)size;
     mu_context *c = g->context;
-    lines l = {0};
-    listen(c, &l);
+    log_lines l = {0};
+    listen_to(c, &l);
     mu_module *m = toy(c);
     mu_ddp *d = mu_ddp_wrap(m, g, &(mu_ddp_options){.absent = MU_ABSENT_QUIET});
     mu_tape *t = mu_tape_new(c, NULL);

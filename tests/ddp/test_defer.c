@@ -215,12 +215,7 @@ static void deferral_fails(mu_group *g, int rank, int size, void *arg)
     CHECK(mu_module_zero_grad(m) == MU_OK, "clear");
     s = mu_ddp_backward(d, t, terms(t, m, "a d", (uint64_t)rank + 1));
     CHECK(s == MU_OK, "%s", mu_context_message(c));
-    mu_tensor *sum = NULL;
-    for (int r = 0; r < size; r++) {
-        mu_tensor *x = mu_scale(ot, terms(ot, om, "a d", (uint64_t)r + 1), 1.0F / (float)size);
-        sum = sum == NULL ? x : mu_add(ot, sum, x);
-    }
-    CHECK(mu_backward(ot, sum) == MU_OK, "oracle");
+    oracle_of_terms(ot, om, "a d", 1, 1, size);
     check_oracle(m, om, 1e-5, "after a deferral that failed");
     check_replicas(g, m, "after a deferral that failed");
     mu_context_close(oc);
@@ -266,12 +261,7 @@ static void memory_runs_out(mu_group *g, int rank, int size, void *arg)
         }
         CHECK(mu_module_zero_grad(m) == MU_OK, "clear");
         CHECK(mu_ddp_backward(d, t, terms(t, m, "a b", (uint64_t)rank)) == MU_OK, "%s", mu_context_message(c));
-        mu_tensor *sum = NULL;
-        for (int r = 0; r < size; r++) {
-            mu_tensor *x = mu_scale(ot, terms(ot, om, "a b", (uint64_t)r), 1.0F / (float)size);
-            sum = sum == NULL ? x : mu_add(ot, sum, x);
-        }
-        CHECK(mu_backward(ot, sum) == MU_OK, "oracle");
+        oracle_of_terms(ot, om, "a b", 0, 1, size);
         check_oracle(m, om, 1e-5, "after memory ran out");
         mu_ddp_free(d);
         mu_tape_free(t);

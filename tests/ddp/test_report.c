@@ -3,23 +3,6 @@
 
 #include <jansson.h>
 
-typedef struct lines {
-    int warnings;
-    char last[2048];
-} lines;
-static void count_line(void *user, mu_log_level level, const char *message)
-{
-    lines *l = user;
-    l->warnings += level == MU_LOG_WARN;
-    snprintf(l->last, sizeof(l->last), "%s", message);
-}
-static void listen(mu_context *c, lines *l)
-{
-    c->log_level = MU_LOG_WARN;
-    c->log = count_line;
-    c->log_user = l;
-}
-
 static void nap(double seconds)
 {
     struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
@@ -159,8 +142,8 @@ static void participation(mu_group *g, int rank, int size, void *arg)
 {
     (void)arg;
     mu_context *c = g->context;
-    lines l = {0};
-    listen(c, &l);
+    log_lines l = {0};
+    listen_to(c, &l);
     mu_module *m = toy(c);
     int64_t frozen = 0;
     CHECK(mu_module_freeze(m, "d", &frozen) == MU_OK && frozen == 1, "freeze");
@@ -240,8 +223,8 @@ static void tasks(mu_group *g, int rank, int size, void *arg)
     (void)size;
     (void)arg;
     mu_context *c = g->context;
-    lines l = {0};
-    listen(c, &l);
+    log_lines l = {0};
+    listen_to(c, &l);
     mu_module *m = toy(c);
     mu_ddp *d = mu_ddp_wrap(m, g, NULL);
     mu_tape *t = mu_tape_new(c, NULL);
@@ -275,8 +258,8 @@ static void grouped(mu_group *g, int rank, int size, void *arg)
     (void)arg;
     (void)size;
     mu_context *c = g->context;
-    lines l = {0};
-    listen(c, &l);
+    log_lines l = {0};
+    listen_to(c, &l);
     const mu_init zeros = {MU_INIT_ZEROS, 0};
     mu_module *m = mu_module_new(c, "Net", NULL), *big = mu_module_new(c, "Big", NULL), *flat = mu_module_new(c, "F", NULL);
     mu_module_parameter(m, "a", MU_DIMS(4), zeros);
