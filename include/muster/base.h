@@ -58,7 +58,8 @@ typedef enum mu_log_level {
     MU_LOG_DEBUG
 } mu_log_level;
 
-/* Receives one message, without newline. May be called from loader threads and those of replicas; must not call back into Muster. */
+/* Receives one message, without newline. May be called from loader threads and those of replicas; must not call back into
+ * Muster. */
 typedef void (*mu_log_fn)(void *user, mu_log_level level, const char *message);
 
 typedef enum mu_kernel_choice {

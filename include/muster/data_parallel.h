@@ -27,7 +27,9 @@ typedef struct mu_data_parallel_options {
  * m's forward functions are called with the same self in several threads at once, each with a tape of its own: they may
  * read self, parameters and buffers, but not write them, nor use tensors of other tapes. A forward within a replica of
  * another parallel module runs there as a whole. mu_tape_bytes does not count what replicas hold; the tape's reset frees
- * it for the next step. NULL on error; m is then still the context's. */
+ * it for the next step. The forward blocks until all replicas are done; an error in one of them is the context's, and
+ * names the replica. The module belongs to the context until it is added to a parent. NULL on error (m is no root, or
+ * replicas cannot be had: MU_ERR_ARG); m is then still the context's. */
 MU_API mu_module *mu_data_parallel(mu_module *m, const mu_data_parallel_options *options);
 
 #ifdef __cplusplus

@@ -36,8 +36,9 @@ typedef struct mu_ddp_options {
     mu_absent_policy absent;
     mu_nonfinite_policy nonfinite;
     bool buffers_from_rank0;  /* float buffers take rank 0's values (PyTorch's way); default: the mean over ranks */
-    bool mean_over_contributors; /* each parameter's gradient is the mean over the ranks whose loss reached it, for mixtures
-                               of experts; default: over all ranks, those without counting as zero. Not with weights */
+    bool mean_over_contributors; /* each parameter's gradient is the mean over the ranks whose loss reached it, for
+                               mixtures of experts; default: over all ranks, those without counting as zero. Weighted
+                               calls are then MU_ERR_ARG */
     int check_every;          /* mu_ddp_check every so many reductions; 0: never */
 } mu_ddp_options;
 
@@ -66,16 +67,17 @@ MU_API mu_status mu_ddp_backward_weighted(mu_ddp *d, mu_tape *t, mu_tensor *loss
 
 typedef struct mu_ddp_backward_options {
     bool weighted;   /* by samples, as mu_ddp_backward_weighted */
-    int64_t samples;
+    int64_t samples; /* of this call; not used when it is not weighted */
     /* In the place of PyTorch's no_sync, but of the call, not of the forward: not collective, no communication. The
      * gradients stay this rank's own, and the next call that does not defer brings them in, also with loss NULL. */
     bool defer;
 } mu_ddp_backward_options;
-/* NULL options: mu_ddp_backward. Deferred calls may have loss NULL too; all ranks make equally many of them between two
+/* Without defer: collective, blocks, and returns what mu_ddp_backward does; NULL options are that. With defer: local;
+ * errors are this rank's own. Deferred calls may have loss NULL too; all ranks make equally many of them between two
  * reductions, else the next reduction is MU_ERR_COMM on all ranks, naming both sides. Weighted ones are brought in by a
- * weighted call: the mean is then over the samples of all of them (at most 2^24 on a rank); mu_backward, which knows no
- * weight, is not to be mixed with them. After a deferred call that
- * failed, gradients hold a part of it: reductions are skipped on all ranks, with that reason, until they are cleared. */
+ * weighted call (a plain one is MU_ERR_ARG): the mean is then over the samples of all of them (at most 2^24 on a rank).
+ * mu_backward, which knows no weight, is not to be mixed with them. After a deferred call that failed, gradients hold a
+ * part of it: reductions are skipped on all ranks, with that reason, until they are cleared. */
 MU_API mu_status mu_ddp_backward_with(mu_ddp *d, mu_tape *t, mu_tensor *loss,
                                       const mu_ddp_backward_options *options) MU_MUST_USE;
 /* Collective, in the place of a reduction on the rank that cannot do it: every rank returns MU_SKIPPED, gradients

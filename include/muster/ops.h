@@ -41,7 +41,8 @@ MU_API mu_tensor *mu_batch_norm(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_
 
 /* The same with the statistics of all ranks' batches together: outputs, running statistics and gradients of x are those
  * of one process that has the whole batch; gradients of weight and bias are this rank's part, for mu_ddp_backward. In
- * training it is a collective, and so is its backward: all ranks of g run the same ones in the same order. Batches may
+ * training it is a collective that blocks, and so is its backward: all ranks of g run the same ones in the same order, else
+ * MU_ERR_COMM on all of them, naming both sides. Batches may
  * differ in size; a rank without samples runs it on an empty batch (0, C, ...), and its loss has to depend on the result,
  * as mu_sum of an empty tensor does. A rank that abandons the step ends it on the others without an error: the result is
  * NULL, and their mu_ddp_backward (over the same group) MU_SKIPPED. One value per channel on all ranks together is

@@ -59,6 +59,9 @@ MU_API void mu_no_grad_end(mu_tape *t);
  * values given back by the first is MU_ERR_STATE, unless the tape retains its graph. */
 MU_API mu_status mu_backward(mu_tape *t, mu_tensor *loss) MU_MUST_USE;
 
+/* Computes a tensor of the tape from x; NULL on failure, with the context's error. self is the caller's. */
+typedef mu_tensor *(*mu_forward_fn)(void *self, mu_tape *t, mu_tensor *x);
+
 /* Activation checkpointing. Runs fn(self, t, x) without keeping the values that its operations' backward will need; when
  * backward comes there, fn runs again, and its operations fill in what is missing. Gradients are bit for bit those of
  * calling fn directly, whatever it reads: parameters, tensors it got through self, an x without gradient. The second
@@ -67,7 +70,6 @@ MU_API mu_status mu_backward(mu_tape *t, mu_tensor *loss) MU_MUST_USE;
  * same tensors both times, else backward is MU_ERR_STATE and names the first difference. Calls nest. Of the tensors made
  * inside, the result and those given to mu_tensor_retain can be used afterwards. Where nothing is recorded (no_grad) it
  * is fn alone. NULL on error. See mu_module_checkpoint for doing it to modules of a tree. */
-typedef mu_tensor *(*mu_forward_fn)(void *self, mu_tape *t, mu_tensor *x);
 MU_API mu_tensor *mu_checkpoint(mu_tape *t, mu_forward_fn fn, void *self, mu_tensor *x);
 /* The same with several inputs and outputs. fn sets each of out, to NULL where it has nothing there. */
 typedef mu_status (*mu_segment_fn)(void *self, mu_tape *t, mu_tensor *const *in, int in_count, mu_tensor **out,
