@@ -95,11 +95,6 @@ static void add_reason(mui_text *t, const mu_absent *a, const char *inside, size
     }
 }
 
-void mui_add_absence(mui_text *t, const mu_absent *a)
-{
-    add_reason(t, a, NULL, 0);
-}
-
 static size_t module_length(const char *name)
 {
     const char *dot = strrchr(name, '.');

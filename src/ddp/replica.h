@@ -198,7 +198,6 @@ void mui_absent_list_free(mu_ddp *d, mui_absent_list *list);
  * so many groups; `ranks` says for each on which ranks it was present. */
 void mui_absent_list_add(const mui_absent_list *list, mui_text *t, int64_t groups, int ranks, const char *separator);
 void mui_add_ranks(mui_text *t, uint64_t mask, int size);
-void mui_add_absence(mui_text *t, const mu_absent *a);
 
 /* The reduced gradients are not finite, and the policy is not to keep them: names parameter and ranks. Returns
  * MU_SKIPPED or MU_ERR_STATE. */
