@@ -12,6 +12,7 @@
  * instance of a class; a pickled torch.nn.Module shows its state_dict's names. "dtype" is PyTorch's. "bytes" is of the
  * elements laid out row by row, and "sha256" is of those bytes, little-endian. Names that are not valid Unicode have
  * \udXXX escapes. */
+#include "checkpoint_flags.h"
 #include "commands.h"
 #include "sha256.h"
 
@@ -24,16 +25,18 @@
 typedef struct inspect_options {
     const char *file;
     bool json, hash;
+    mu_checkpoint_options reading;
 } inspect_options;
 
 static const char usage[] =
-    "usage: muster inspect FILE [--json] [--hash]\n"
+    "usage: muster inspect FILE [--json] [--hash] [--limit NAME=N] [--no-checksum] [--big-endian]\n"
     "\n"
     "Shows the tensors of a PyTorch checkpoint (zip or legacy) or TorchScript archive, and what Python would import or\n"
     "call to load it. Nothing of the file is run.\n"
     "\n"
     "  --json   write JSON, for programs\n"
     "  --hash   add the SHA-256 of each tensor's elements (row-major, little-endian); checks all data on the way\n"
+    CHECKPOINT_FLAGS_HELP
     "\n"
     "Exit codes: 0 done, 1 the file is damaged or no checkpoint, 2 bad flags or no such file.\n";
 
@@ -41,6 +44,7 @@ static const char usage[] =
 static int parse(int argc, char **argv, inspect_options *o)
 {
     bool flags_end = false;
+    int code = -1;
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
         if (!flags_end && (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0)) {
@@ -53,6 +57,10 @@ static int parse(int argc, char **argv, inspect_options *o)
             o->json = true;
         } else if (!flags_end && strcmp(a, "--hash") == 0) {
             o->hash = true;
+        } else if (!flags_end && checkpoint_flag("inspect", argc, argv, &i, &o->reading, &code)) {
+            if (code >= 0) {
+                return code;
+            }
         } else if (!flags_end && a[0] == '-' && a[1] != '\0') {
             return cli_usage_error("inspect", "no flag '%s'", a);
         } else if (o->file != NULL) {
@@ -332,7 +340,7 @@ int cmd_inspect(int argc, char **argv)
     if (c == NULL) {
         return cli_fail("inspect", CLI_FAILED, "out of memory");
     }
-    mu_checkpoint_file *k = mu_checkpoint_open(c, o.file);
+    mu_checkpoint_file *k = mu_checkpoint_open_with(c, o.file, &o.reading);
     bool good = k != NULL && (o.json ? print_json(c, k, &o) : print_text(c, k, &o));
     if (!good) {
         mu_status s = mu_context_status(c);

@@ -53,6 +53,18 @@ MU_API mu_status mu_training_save(const mu_training *state, const char *path) MU
 /* Fills model and optimizer in place and the numbers. group as in mu_load_options. */
 MU_API mu_status mu_training_load(mu_training *state, const char *path, mu_group *group) MU_MUST_USE;
 
+/* How much a file may ask for, and how it is read; 0: the default. A file that asks for more is refused with
+ * MU_ERR_LIMIT, before the memory is taken. docs/checkpoints.md says what reading costs within the limits. */
+typedef struct mu_checkpoint_options {
+    int64_t max_pickle_bytes;  /* of the pickled object, after inflating; 512 MiB */
+    int64_t max_members;       /* of a zip; 1,000,000 */
+    int64_t max_header_bytes;  /* of safetensors' JSON and index files; 100,000,000 */
+    int64_t max_tensor_bytes;  /* of a tensor laid out row by row; this machine's memory */
+    int64_t max_inflate_ratio; /* of a zip member that inflates to more than 256 MiB; 100 */
+    bool no_checksum;          /* the checksums of a zip's members are not verified */
+    bool big_endian;           /* how to read a zip that does not say (written on s390x before PyTorch 2.1) */
+} mu_checkpoint_options;
+
 /* Any file, for looking into it. */
 typedef struct mu_checkpoint_file mu_checkpoint_file;
 typedef struct mu_checkpoint_entry {
@@ -67,12 +79,15 @@ typedef struct mu_checkpoint_entry {
 /* The file is mapped: while it is open here or being loaded, it may be replaced (as mu_save does) but not shortened in
  * place. Owned by the context. NULL with MU_ERR_FORMAT saying what the file is if it is no checkpoint. */
 MU_API mu_checkpoint_file *mu_checkpoint_open(mu_context *c, const char *path);
+/* The same with options; NULL: the defaults. */
+MU_API mu_checkpoint_file *mu_checkpoint_open_with(mu_context *c, const char *path,
+                                                   const mu_checkpoint_options *options);
 MU_API void mu_checkpoint_close(mu_checkpoint_file *k);
 MU_API const char *mu_checkpoint_format(const mu_checkpoint_file *k); /* "torch zip", "torch legacy", ... */
 MU_API int64_t mu_checkpoint_count(const mu_checkpoint_file *k);
 MU_API mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_t i);
 /* The elements of entry i, row-major, little-endian, bytes = elements times mu_dtype_bytes. out NULL: only checks that
- * it can be read, and that it is not larger than this machine's memory (a file may claim 2^40 elements over 4 bytes). */
+ * it can be read, and that it is not larger than max_tensor_bytes (a file may claim 2^40 elements over 4 bytes). */
 MU_API mu_status mu_checkpoint_read(mu_checkpoint_file *k, int64_t i, void *out, size_t bytes) MU_MUST_USE;
 /* Names that Python would import or call to load the file, outside the harmless set: NULL-terminated. */
 MU_API const char *const *mu_checkpoint_globals(const mu_checkpoint_file *k);

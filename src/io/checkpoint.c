@@ -88,6 +88,12 @@ static mu_status fill(mu_checkpoint_file *k)
 
 mu_checkpoint_file *mu_checkpoint_open(mu_context *c, const char *path)
 {
+    return mu_checkpoint_open_with(c, path, NULL);
+}
+
+mu_checkpoint_file *mu_checkpoint_open_with(mu_context *c, const char *path, const mu_checkpoint_options *options)
+{
+    mui_limits limits;
     if (mui_failed(c)) {
         return NULL;
     }
@@ -95,11 +101,15 @@ mu_checkpoint_file *mu_checkpoint_open(mu_context *c, const char *path)
         mui_fail(c, MU_ERR_ARG, "mu_checkpoint_open: no path");
         return NULL;
     }
+    if (mui_limits_read(c, options, &limits) != MU_OK) {
+        return NULL;
+    }
     mu_checkpoint_file *k = mui_calloc(c, 1, sizeof(*k));
     if (k == NULL) {
         return NULL;
     }
     k->context = c;
+    k->limits = limits;
     mui_arena_init(&k->texts, c);
     k->path = mui_strdup(c, path);
     if (k->path == NULL || fill(k) != MU_OK) {

@@ -4,6 +4,7 @@
 
 #include "base/context.h"
 #include "io/filemap.h"
+#include "io/limits.h"
 #include "io/tree.h"
 #include "io/zip_reader.h"
 #include <muster/checkpoint.h>
@@ -17,6 +18,7 @@ typedef enum mui_file_format {
 struct mu_checkpoint_file {
     mu_context *context;
     char *path;
+    mui_limits limits;
     mui_filemap map;
     mui_file_format format;
     bool big_endian;

@@ -76,7 +76,11 @@ typedef struct mui_pickle {
     size_t global_count, global_capacity;
 } mui_pickle;
 
-/* Runs one pickle. what names it in messages ("data.pkl"). On error nothing is left to free. */
+/* Runs one pickle. what names it in messages ("data.pkl"). limit: the most bytes it may take of data; MU_ERR_LIMIT
+ * beyond. On error nothing is left to free. */
+mu_status mui_pickle_read_within(mu_context *c, const char *path, const char *what, const unsigned char *data,
+                                 size_t bytes, uint64_t limit, mui_pickle *out) MU_MUST_USE;
+/* The same without a limit. */
 mu_status mui_pickle_read(mu_context *c, const char *path, const char *what, const unsigned char *data, size_t bytes,
                           mui_pickle *out) MU_MUST_USE;
 void mui_pickle_free(mui_pickle *p);

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_PICKLE_BYTES ((size_t)512 << 20)
 #define MAX_BIGINT_BYTES ((uint32_t)1 << 20)
 /* The most arena bytes one byte of pickle can ask for (an empty dict: a value, an array of 8 items), with room. */
 #define ARENA_PER_BYTE 512u
@@ -490,6 +489,10 @@ static mu_status run(mui_machine *m)
             break;
         }
         MUI_CHECK(do_opcode(m));
+        if (m->at > m->limit) {
+            return mui_machine_fail(m, MU_ERR_LIMIT, "the pickle is longer than the limit of %llu bytes",
+                                    (unsigned long long)m->limit);
+        }
     }
     MUI_CHECK(mui_machine_pop(m, &m->p->value));
     if (m->depth != 0 || m->mark_count != 0) {
@@ -502,10 +505,18 @@ static mu_status run(mui_machine *m)
 mu_status mui_pickle_read(mu_context *c, const char *path, const char *what, const unsigned char *data, size_t bytes,
                           mui_pickle *out)
 {
+    return mui_pickle_read_within(c, path, what, data, bytes, UINT64_MAX, out);
+}
+
+mu_status mui_pickle_read_within(mu_context *c, const char *path, const char *what, const unsigned char *data,
+                                 size_t bytes, uint64_t limit, mui_pickle *out)
+{
+    uint64_t most = bytes < limit ? bytes : limit;
     mui_pickle p = {.context = c};
     mui_arena_init(&p.arena, c);
-    p.arena.limit_bytes = (bytes < MAX_PICKLE_BYTES ? bytes : MAX_PICKLE_BYTES) * ARENA_PER_BYTE + 4096;
-    mui_machine m = {.p = &p, .context = c, .path = path, .what = what, .data = data, .bytes = bytes};
+    p.arena.limit_bytes = most < SIZE_MAX / (2 * ARENA_PER_BYTE) ? (size_t)most * ARENA_PER_BYTE + 4096 : SIZE_MAX;
+    mui_machine m = {.p = &p, .context = c, .path = path, .what = what, .data = data, .bytes = bytes,
+                     .limit = limit};
     mu_status s = run(&m);
     mui_free(c, m.stack);
     mui_free(c, m.marks);

@@ -10,6 +10,7 @@ typedef struct mui_machine {
     const char *path, *what;
     const unsigned char *data;
     size_t bytes, at;        /* at: next byte */
+    uint64_t limit;          /* that at must not pass */
     size_t op_at;            /* of the current opcode, for messages */
     unsigned char op;
     uint64_t ops;            /* executed so far */

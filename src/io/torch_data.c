@@ -17,10 +17,11 @@ mu_status mui_tensor_bytes(mu_checkpoint_file *k, const char *name, const mui_fi
             return mui_fail(k->context, MU_ERR_LIMIT, "%s: tensor '%s' is too large", k->path, name);
         }
     }
-    if (n > mui_ram_bytes()) {
+    if (n > k->limits.tensor_bytes) {
         return mui_fail(k->context, MU_ERR_LIMIT,
-                        "%s: tensor '%s' would take %zu bytes (its file has %zu), more than this machine's memory",
-                        k->path, name, n, k->map.bytes);
+                        "%s: tensor '%s' would take %zu bytes (its file has %zu), more than the limit of %llu%s",
+                        k->path, name, n, k->map.bytes, (unsigned long long)k->limits.tensor_bytes,
+                        k->limits.tensor_bytes == mui_ram_bytes() ? ", this machine's memory" : "");
     }
     *bytes = n;
     return MU_OK;

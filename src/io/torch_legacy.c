@@ -10,7 +10,8 @@
 /* The pickle at *at, which is moved behind it. */
 static mu_status next_pickle(mu_checkpoint_file *k, size_t *at, const char *what, mui_pickle *out)
 {
-    mu_status s = mui_pickle_read(k->context, k->path, what, k->map.data + *at, k->map.bytes - *at, out);
+    mu_status s = mui_pickle_read_within(k->context, k->path, what, k->map.data + *at, k->map.bytes - *at,
+                                         k->limits.pickle_bytes, out);
     if (s == MU_OK) {
         *at += out->used;
     }

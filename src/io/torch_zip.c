@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_PICKLE_BYTES ((uint64_t)512 << 20)
-
 static bool ends_with(const char *s, const char *end)
 {
     size_t n = strlen(s), m = strlen(end);
@@ -114,6 +112,7 @@ static mu_status read_byte_order(mu_checkpoint_file *k, const char *root)
     char text[32];
     mui_zip_member *m = find(k, root, "byteorder");
     if (m == NULL) { /* before PyTorch 2.1: the writer's order, which was little for all but mainframes */
+        k->big_endian = k->limits.big_endian;
         return mui_failed(k->context) ? MU_ERR_NOMEM : MU_OK;
     }
     mu_status s = read_word(k, m, text, sizeof(text));
@@ -174,9 +173,9 @@ static mu_status read_pickle(mu_checkpoint_file *k, const char *root)
     if (m == NULL) {
         return mui_failed(k->context) ? MU_ERR_NOMEM : refuse(k);
     }
-    if (m->bytes > MAX_PICKLE_BYTES) {
+    if (m->bytes > k->limits.pickle_bytes) {
         return mui_fail(k->context, MU_ERR_LIMIT, "%s: data.pkl has %llu bytes, more than the limit of %llu", k->path,
-                        (unsigned long long)m->bytes, (unsigned long long)MAX_PICKLE_BYTES);
+                        (unsigned long long)m->bytes, (unsigned long long)k->limits.pickle_bytes);
     }
     const unsigned char *data = NULL;
     mu_status s = mui_zip_read(&k->zip, m, &data, &k->pickle_bytes);
@@ -203,7 +202,7 @@ static mu_status read_pickle(mu_checkpoint_file *k, const char *root)
 mu_status mui_torch_zip_open(mu_checkpoint_file *k)
 {
     char *root = NULL;
-    mu_status s = mui_zip_open(k->context, k->path, k->map.data, k->map.bytes, &k->zip);
+    mu_status s = mui_zip_open(k->context, k->path, k->map.data, k->map.bytes, &k->limits, &k->zip);
     if (s != MU_OK) {
         return s;
     }

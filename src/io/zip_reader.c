@@ -12,7 +12,6 @@
 #define END_BYTES 22u
 #define END64_BYTES 56u
 #define LOCATOR_BYTES 20u
-#define MAX_MEMBERS 1000000u
 /* Bit 0 encrypted, 5 patched, 6 strong encryption, 13 masked headers. */
 #define REFUSED_FLAGS (1u << 0 | 1u << 5 | 1u << 6 | 1u << 13)
 
@@ -107,9 +106,9 @@ static mu_status find_directory(mui_zip *z, directory *d)
                    "two files joined here?)",
                    z->path, (unsigned long long)limit, (unsigned long long)d->bytes, (unsigned long long)d->offset);
     }
-    if (d->count > MAX_MEMBERS) {
-        return mui_fail(z->context, MU_ERR_LIMIT, "%s: a zip of %llu members, more than the limit of %u", z->path,
-                        (unsigned long long)d->count, MAX_MEMBERS);
+    if (d->count > z->limits.members) {
+        return mui_fail(z->context, MU_ERR_LIMIT, "%s: a zip of %llu members, more than the limit of %llu", z->path,
+                        (unsigned long long)d->count, (unsigned long long)z->limits.members);
     }
     if (d->count > d->bytes / CENTRAL_BYTES) {
         return BAD(z, "%s: damaged zip: %llu members cannot be in a directory of %llu bytes", z->path,
@@ -287,9 +286,11 @@ static mu_status read_directory(mui_zip *z, directory d)
     return check_overlap(z);
 }
 
-mu_status mui_zip_open(mu_context *c, const char *path, const unsigned char *data, size_t bytes, mui_zip *out)
+mu_status mui_zip_open(mu_context *c, const char *path, const unsigned char *data, size_t bytes,
+                       const mui_limits *limits, mui_zip *out)
 {
     mui_zip z = {.context = c, .path = path, .data = data, .bytes = bytes};
+    z.limits = limits != NULL ? *limits : mui_limits_default();
     directory d = {0};
     mu_status s = find_directory(&z, &d);
     if (s != MU_OK) {
@@ -337,10 +338,11 @@ mu_status mui_zip_check_ratio(const mui_zip *z, const mui_zip_member *m)
 {
     /* Deflate cannot exceed 1032 to 1, so a lie is cheap to see; what is left are archives made to fill memory. */
     if (m->method != 0 && (m->bytes / 1032 > m->packed + 1 ||
-                           (m->bytes > MUI_ZIP_SUSPICIOUS_BYTES && m->bytes / 100 > m->packed))) {
+                           (m->bytes > MUI_ZIP_SUSPICIOUS_BYTES && m->bytes / z->limits.inflate_ratio > m->packed))) {
         return mui_fail(z->context, MU_ERR_LIMIT,
-                        "%s: member '%s' would inflate %llu bytes to %llu: refused as a decompression bomb", z->path,
-                        m->name, (unsigned long long)m->packed, (unsigned long long)m->bytes);
+                        "%s: member '%s' would inflate %llu bytes to %llu: refused as a decompression bomb (the limit is %llu to 1)",
+                        z->path, m->name, (unsigned long long)m->packed, (unsigned long long)m->bytes,
+                        (unsigned long long)z->limits.inflate_ratio);
     }
     return MU_OK;
 }
@@ -353,7 +355,7 @@ static uint32_t crc_of(const unsigned char *data, size_t bytes)
 static mu_status check_crc(mui_zip *z, mui_zip_member *m, const unsigned char *data)
 {
     /* torch can be told not to compute checksums; it then writes 0. */
-    if (!m->verified && m->crc != 0) {
+    if (!m->verified && m->crc != 0 && !z->limits.no_checksum) {
         uint32_t is = crc_of(data, (size_t)m->bytes);
         if (is != m->crc) {
             return BAD(z, "%s: member '%s' is damaged: its checksum is %08x, the directory says %08x", z->path, m->name,

@@ -4,7 +4,7 @@
 #ifndef MUI_ZIP_READER_H
 #define MUI_ZIP_READER_H
 
-#include "base/context.h"
+#include "io/limits.h"
 
 typedef struct mui_zip_member {
     const char *name;  /* NUL-terminated, owned by the zip; no NUL inside, see check_name */
@@ -20,6 +20,7 @@ typedef struct mui_zip_member {
 typedef struct mui_zip {
     mu_context *context;
     const char *path; /* borrowed, for messages */
+    mui_limits limits;
     const unsigned char *data;
     size_t bytes;
     mui_zip_member *members; /* central directory order */
@@ -29,14 +30,14 @@ typedef struct mui_zip {
     size_t trailing; /* bytes after the end record, which is odd but harmless */
 } mui_zip;
 
-/* path and data must outlive the zip. Closing a zip whose opening failed is not needed. */
+/* path and data must outlive the zip. limits NULL: the defaults. Closing a zip whose opening failed is not needed. */
 mu_status mui_zip_open(mu_context *c, const char *path, const unsigned char *data, size_t bytes,
-                       mui_zip *out) MU_MUST_USE;
+                       const mui_limits *limits, mui_zip *out) MU_MUST_USE;
 void mui_zip_close(mui_zip *z);
 /* NULL when there is none. */
 mui_zip_member *mui_zip_find(const mui_zip *z, const char *name);
 
-/* Largest member that inflates to more than 100 times its size; beyond it a member is taken for a bomb. */
+/* Largest member that may inflate to more than the limit's ratio; beyond it a member is taken for a bomb. */
 #define MUI_ZIP_SUSPICIOUS_BYTES ((uint64_t)256 << 20)
 mu_status mui_zip_check_ratio(const mui_zip *z, const mui_zip_member *m) MU_MUST_USE;
 

@@ -83,7 +83,7 @@ static void test_round_trip(void **state)
         mui_zip z;
         write_zip(c, "round.zip", limits[i]);
         assert_int_equal(mui_filemap_open(c, "round.zip", &map), MU_OK);
-        assert_int_equal(mui_zip_open(c, "round.zip", map.data, map.bytes, &z), MU_OK);
+        assert_int_equal(mui_zip_open(c, "round.zip", map.data, map.bytes, NULL, &z), MU_OK);
         assert_int_equal(z.count, 4);
         assert_int_equal(z.trailing, 0);
         assert_true(members_equal(&z));
@@ -120,7 +120,7 @@ static void test_every_byte(void **state)
             mui_zip z;
             memcpy(copy, map.data, map.bytes);
             copy[i] ^= flips[k];
-            if (mui_zip_open(c, "bytes.zip", copy, map.bytes, &z) != MU_OK) {
+            if (mui_zip_open(c, "bytes.zip", copy, map.bytes, NULL, &z) != MU_OK) {
                 caught++;
             } else {
                 bool equal = members_equal(&z);
@@ -137,7 +137,7 @@ static void test_every_byte(void **state)
     assert_true(caught > 3 * 5000); /* the data alone */
     for (size_t n = 0; n < map.bytes; n++) {
         mui_zip z;
-        assert_int_not_equal(mui_zip_open(c, "bytes.zip", map.data, n, &z), MU_OK);
+        assert_int_not_equal(mui_zip_open(c, "bytes.zip", map.data, n, NULL, &z), MU_OK);
         mu_context_clear(c);
     }
     free(copy);
@@ -150,7 +150,7 @@ static void test_every_byte(void **state)
 static void expect_refused(mu_context *c, const unsigned char *data, size_t bytes, const char *words)
 {
     mui_zip z;
-    assert_int_not_equal(mui_zip_open(c, "z", data, bytes, &z), MU_OK);
+    assert_int_not_equal(mui_zip_open(c, "z", data, bytes, NULL, &z), MU_OK);
     if (strstr(mu_context_message(c), words) == NULL) {
         fail_msg("'%s' is not in: %s", words, mu_context_message(c));
     }
