@@ -7,6 +7,7 @@
  *               "note": text or null, and with --hash "sha256": 64 digits or null}
  *   "storages"  bare storages, as one-dimensional tensors, in the same form
  *   "bytes"     of all tensors, tied ones once
+ *   "state_dicts" the parts that --key can name and that can be meant without it: each {"path", "tensors": how many}
  *   "globals"   names that Python would import or call to load the file, other than PyTorch's own constructors
  * "name" is the path in the file's object: keys joined by dots, "[i]" for items of lists and tuples, "<Class>" after an
  * instance of a class; a pickled torch.nn.Module shows its state_dict's names. "dtype" is PyTorch's. "bytes" is of the
@@ -252,7 +253,14 @@ static bool print_json(mu_context *c, mu_checkpoint_file *k, const inspect_optio
     if (!json_entries(c, k, o, true)) {
         return false;
     }
-    printf("],\n \"bytes\": %llu,\n \"globals\": [", (unsigned long long)total_bytes(k));
+    printf("],\n \"bytes\": %llu,\n \"state_dicts\": [", (unsigned long long)total_bytes(k));
+    for (int64_t i = 0; i < mu_checkpoint_state_dicts(k); i++) {
+        mu_state_dict d = mu_checkpoint_state_dict(k, i);
+        fputs(i > 0 ? ", {\"path\": " : "{\"path\": ", stdout);
+        put_json(d.path);
+        printf(", \"tensors\": %lld}", (long long)d.count);
+    }
+    fputs("],\n \"globals\": [", stdout);
     const char *const *g = mu_checkpoint_globals(k);
     for (size_t i = 0; g[i] != NULL; i++) {
         fputs(i > 0 ? ", " : "", stdout);

@@ -75,6 +75,9 @@ typedef struct mu_checkpoint_entry {
     const char *tied_to;     /* name of an earlier entry with the same storage and view, or NULL */
     const char *note;        /* why it cannot be loaded into a model, e.g. "sparse: cannot be read"; NULL: it can be */
     bool is_storage;         /* not a tensor but a bare storage, seen as one dimension */
+    bool is_parameter;       /* the file says so: a pickled module and a pickled Parameter do, a state dict's tensors do */
+    bool is_buffer;          /* not; then both are false */
+    bool requires_grad;      /* as the file has it: a state dict's tensors are detached, and it is false there */
 } mu_checkpoint_entry;
 /* The file is mapped: while it is open here or being loaded, it may be replaced (as mu_save does) but not shortened in
  * place. Owned by the context. NULL with MU_ERR_FORMAT saying what the file is if it is no checkpoint. */
@@ -89,8 +92,25 @@ MU_API mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_
 /* The elements of entry i, row-major, little-endian, bytes = elements times mu_dtype_bytes. out NULL: only checks that
  * it can be read, and that it is not larger than max_tensor_bytes (a file may claim 2^40 elements over 4 bytes). */
 MU_API mu_status mu_checkpoint_read(mu_checkpoint_file *k, int64_t i, void *out, size_t bytes) MU_MUST_USE;
-/* Names that Python would import or call to load the file, outside the harmless set: NULL-terminated. */
+/* Names that Python would import or call to load the file, outside the harmless set; and all names, with those that
+ * only build data. NULL-terminated, sorted; names beyond 500 bytes are cut. */
 MU_API const char *const *mu_checkpoint_globals(const mu_checkpoint_file *k);
+MU_API const char *const *mu_checkpoint_all_globals(const mu_checkpoint_file *k);
+
+/* The parts of a file's object that can be meant by "the state dict": dicts of tensors, pickled modules, a whole
+ * safetensors file or TorchScript archive; where there is none of these, a list of tensors or a bare tensor. Optimiser
+ * state never is one. path is borrowed from the checkpoint. */
+typedef struct mu_state_dict {
+    const char *path;     /* keys joined by dots, without "<Class>"; "": the whole object */
+    int64_t first, count; /* entries [first, first + count) of the file */
+} mu_state_dict;
+MU_API int64_t mu_checkpoint_state_dicts(const mu_checkpoint_file *k);
+MU_API mu_state_dict mu_checkpoint_state_dict(const mu_checkpoint_file *k, int64_t i);
+/* key NULL: the only candidate; where there are several, MU_ERR_ARG with a list of them and their counts. Else the part
+ * below that path, candidate or not ("": everything). */
+MU_API mu_status mu_checkpoint_find_state_dict(mu_checkpoint_file *k, const char *key, mu_state_dict *out) MU_MUST_USE;
+/* Name of entry i of the file, below the dict and without "<Class>"; NULL when the entry is not below it. */
+MU_API const char *mu_checkpoint_name_in(const mu_checkpoint_file *k, const mu_state_dict *d, int64_t i);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,6 @@
 /* Opening any checkpoint, and the questions one can ask it. */
 #include "base/alloc.h"
-#include "io/checkpoint_file.h"
+#include "io/state_dicts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +56,8 @@ static void destroy(void *object)
     mu_checkpoint_file *k = object;
     mu_context *c = k->context;
     mui_free(c, k->inflated);
+    mui_free(c, k->dicts);
+    mui_free(c, k->all_globals);
     mui_free(c, k->globals);
     mui_tree_free(&k->tree);
     mui_free(c, k->refs);
@@ -83,7 +85,12 @@ static mu_status fill(mu_checkpoint_file *k)
         mui_meaning meaning = {k->context, k->path, k->refs};
         s = mui_tree_build(&meaning, k->pickle.value, k->pickle.used, &k->tree);
     }
-    return s == MU_OK ? mui_globals_list(k) : s;
+    if (s == MU_OK) {
+        /* As the tree's own: many names may share one text. */
+        k->texts.limit_bytes = ((size_t)64 << 20) + (k->pickle.used < (size_t)1 << 29 ? k->pickle.used : (size_t)1 << 29) * 512;
+        s = mui_globals_list(k);
+    }
+    return s == MU_OK ? mui_state_dicts_list(k) : s;
 }
 
 mu_checkpoint_file *mu_checkpoint_open(mu_context *c, const char *path)
@@ -152,6 +159,9 @@ mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_t i)
     e.tied_to = from->tied_to != SIZE_MAX ? k->tree.entries[from->tied_to].name : NULL;
     e.note = t->note;
     e.is_storage = t->bare_storage;
+    e.is_parameter = from->role == MUI_PARAMETER;
+    e.is_buffer = from->role == MUI_BUFFER;
+    e.requires_grad = from->requires_grad;
     if (t->ndim > MU_MAX_DIMS) {
         e.note = "of more dimensions than Muster has";
         return e;
@@ -186,4 +196,10 @@ const char *const *mu_checkpoint_globals(const mu_checkpoint_file *k)
 {
     static const char *const none[1] = {NULL};
     return k != NULL && k->globals != NULL ? k->globals : none;
+}
+
+const char *const *mu_checkpoint_all_globals(const mu_checkpoint_file *k)
+{
+    static const char *const none[1] = {NULL};
+    return k != NULL && k->all_globals != NULL ? k->all_globals : none;
 }

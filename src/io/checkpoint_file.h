@@ -30,8 +30,11 @@ struct mu_checkpoint_file {
     size_t blob_count;
     mui_storage_ref *refs;
     mui_tree tree;
-    const char **globals;    /* NULL-terminated */
-    mui_arena texts;         /* of globals */
+    const char **globals;    /* those that run code, NULL-terminated */
+    const char **all_globals;
+    mui_arena texts;         /* of globals and names */
+    mu_state_dict *dicts;    /* candidates, in file order */
+    size_t dict_count;
     const mui_blob *inflated_blob; /* the one blob kept inflated */
     void *inflated;
 };
@@ -56,7 +59,7 @@ size_t mui_blob_bytes(const mui_blob *b);
 mu_status mui_tensor_bytes(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, size_t *bytes) MU_MUST_USE;
 mu_status mui_tensor_load(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, void *out) MU_MUST_USE;
 
-/* Globals outside the harmless set, once each. */
+/* Fills globals and all_globals, each name once, sorted. */
 mu_status mui_globals_list(mu_checkpoint_file *k) MU_MUST_USE;
 
 #endif

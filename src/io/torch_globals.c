@@ -33,6 +33,9 @@ static const struct {
     {"pathlib", "PosixPath"}, {"pathlib", "PurePosixPath"}, {"uuid", "UUID"},
 };
 
+/* Long names are cut: thousands may refer to one text of megabytes. */
+#define MAX_TEXT 500
+
 static bool is_harmless(const mu_checkpoint_file *k, const mui_value *g)
 {
     if (mui_torch_dtype_of_storage(g) != NULL || mui_torch_dtype_of_name(g) != NULL) {
@@ -52,44 +55,57 @@ static bool is_harmless(const mu_checkpoint_file *k, const mui_value *g)
     return false;
 }
 
-static int by_text(const void *a, const void *b)
+static int compare_slices(mui_slice a, mui_slice b)
 {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
+    size_t common = a.bytes < b.bytes ? a.bytes : b.bytes;
+    int order = a.data == b.data ? 0 : memcmp(a.data, b.data, common); /* names said once and referred to are one text */
+    return order != 0 ? order : a.bytes < b.bytes ? -1 : a.bytes > b.bytes;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const mui_value *x = *(mui_value *const *)a, *y = *(mui_value *const *)b;
+    int order = compare_slices(x->global.module, y->global.module);
+    return order != 0 ? order : compare_slices(x->global.name, y->global.name);
+}
+
+static const char *text_of(mu_checkpoint_file *k, const mui_value *g)
+{
+    size_t module = g->global.module.bytes < MAX_TEXT ? g->global.module.bytes : MAX_TEXT;
+    size_t name = g->global.name.bytes < MAX_TEXT ? g->global.name.bytes : MAX_TEXT;
+    char *text = mui_arena_alloc(&k->texts, module + name + 2);
+    if (text != NULL) {
+        memcpy(text, g->global.module.data, module);
+        text[module] = '.';
+        memcpy(text + module + 1, g->global.name.data, name);
+        text[module + 1 + name] = '\0';
+    }
+    return text;
 }
 
 mu_status mui_globals_list(mu_checkpoint_file *k)
 {
     const mui_pickle *p = &k->pickle;
+    size_t n = 0, running = 0;
+    mui_value **sorted = mui_calloc(k->context, p->global_count + 1, sizeof(*sorted));
     k->globals = mui_calloc(k->context, p->global_count + 1, sizeof(*k->globals));
-    if (k->globals == NULL) {
-        return MU_ERR_NOMEM;
+    k->all_globals = mui_calloc(k->context, p->global_count + 1, sizeof(*k->all_globals));
+    bool good = sorted != NULL && k->globals != NULL && k->all_globals != NULL;
+    if (good && p->global_count > 0) {
+        memcpy(sorted, p->globals, p->global_count * sizeof(*sorted));
+        qsort(sorted, p->global_count, sizeof(*sorted), by_name);
     }
-    size_t n = 0;
-    for (size_t i = 0; i < p->global_count; i++) {
-        const mui_value *g = p->globals[i];
-        if (is_harmless(k, g)) {
+    for (size_t i = 0; good && i < p->global_count; i++) {
+        if (i > 0 && by_name(&sorted[i - 1], &sorted[i]) == 0) {
             continue;
         }
-        mui_slice m = g->global.module, name = g->global.name;
-        char *text = mui_arena_alloc(&k->texts, m.bytes + name.bytes + 2);
-        if (text == NULL) {
-            return mu_context_status(k->context);
+        const char *text = text_of(k, sorted[i]);
+        k->all_globals[n++] = text;
+        if (!is_harmless(k, sorted[i])) {
+            k->globals[running++] = text;
         }
-        memcpy(text, m.data, m.bytes);
-        text[m.bytes] = '.';
-        memcpy(text + m.bytes + 1, name.data, name.bytes);
-        text[m.bytes + 1 + name.bytes] = '\0';
-        k->globals[n++] = text;
+        good = text != NULL;
     }
-    if (n > 0) {
-        qsort(k->globals, n, sizeof(*k->globals), by_text);
-    }
-    size_t kept = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (kept == 0 || strcmp(k->globals[kept - 1], k->globals[i]) != 0) {
-            k->globals[kept++] = k->globals[i];
-        }
-    }
-    k->globals[kept] = NULL;
-    return MU_OK;
+    mui_free(k->context, sorted);
+    return good ? MU_OK : mu_context_status(k->context);
 }

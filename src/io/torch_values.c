@@ -146,6 +146,11 @@ static const mui_storage_ref *storage_of(const mui_meaning *w, const mui_value *
     return r->blob != NULL ? r : NULL;
 }
 
+static bool is_true(const mui_value *v)
+{
+    return v != NULL && v->kind == MUI_BOOL && v->truth;
+}
+
 static void read_flags(const mui_value *metadata, mui_file_tensor *out)
 {
     if (metadata->kind != MUI_DICT) {
@@ -153,7 +158,7 @@ static void read_flags(const mui_value *metadata, mui_file_tensor *out)
     }
     for (size_t i = 0; i + 1 < metadata->seq.count; i += 2) {
         const mui_value *on = metadata->seq.items[i + 1];
-        bool yes = on->kind == MUI_BOOL && on->truth;
+        bool yes = is_true(on);
         out->conjugate |= yes && mui_text_is(metadata->seq.items[i], "conj");
         out->negative |= yes && mui_text_is(metadata->seq.items[i], "neg");
     }
@@ -181,6 +186,7 @@ static bool read_strided(const mui_meaning *w, const mui_value *args, mui_file_t
     if (out->ndim != strides) {
         return PROBLEM(p, "its shape has %d dimensions and its stride %d", out->ndim, strides);
     }
+    out->requires_grad = args->seq.count >= 5 && is_true(a[4]);
     return true;
 }
 
@@ -263,18 +269,25 @@ static bool read_utils(const mui_meaning *w, mui_slice name, const mui_value *ar
     return true;
 }
 
-/* Constructors around another tensor. */
-static mui_value *wrapped(const mui_object *o)
+/* Constructors around another tensor; out gets what they say of it. */
+static mui_value *wrapped(const mui_object *o, mui_file_tensor *out)
 {
     const mui_value *f = o->callable;
     mui_value *first = item_of(o->args, 0);
     if (mui_global_is(f, "torch._utils", "_rebuild_parameter") ||
-        mui_global_is(f, "torch._utils", "_rebuild_parameter_with_state") ||
-        mui_global_is(f, "torch._utils", "_rebuild_device_tensor_from_cpu_tensor")) {
+        mui_global_is(f, "torch._utils", "_rebuild_parameter_with_state")) {
+        out->role = MUI_PARAMETER;
+        out->requires_grad = is_true(item_of(o->args, 1));
+        return first;
+    }
+    if (mui_global_is(f, "torch._utils", "_rebuild_device_tensor_from_cpu_tensor")) {
+        out->requires_grad = is_true(item_of(o->args, 3));
         return first;
     }
     if (mui_global_is(f, "torch.nn.parameter", "Parameter") || mui_global_is(f, "torch.nn.parameter", "Buffer")) {
         mui_value *state = item_of(o->state, 0);
+        out->role = mui_global_is(f, "torch.nn.parameter", "Buffer") ? MUI_BUFFER : MUI_PARAMETER;
+        out->requires_grad = is_true(state != NULL ? item_of(o->state, 1) : item_of(o->args, 1));
         return state != NULL ? state : first;
     }
     return NULL;
@@ -301,7 +314,7 @@ mui_tensor_verdict mui_tensor_read(const mui_meaning *w, const mui_value *v, mui
         return MUI_NOT_TENSOR;
     }
     const mui_value *callable = v->object->callable, *args = v->object->args;
-    mui_value *through = wrapped(v->object);
+    mui_value *through = wrapped(v->object, out);
     if (through != NULL) {
         *inner = through;
         return MUI_WRAPS;

@@ -26,6 +26,8 @@ typedef struct mui_storage_ref {
     mui_slice location;
 } mui_storage_ref;
 
+typedef enum mui_role { MUI_NO_ROLE = 0, MUI_PARAMETER, MUI_BUFFER } mui_role;
+
 /* A tensor as the file describes it: a view of a storage. */
 typedef struct mui_file_tensor {
     const mui_storage_ref *storage; /* NULL: no data (meta, sparse) */
@@ -35,6 +37,8 @@ typedef struct mui_file_tensor {
     int64_t offset;                 /* in elements, of the storage reference */
     bool conjugate, negative;       /* to be done on reading */
     bool bare_storage;
+    mui_role role;
+    bool requires_grad;
     const char *note;               /* why it is not an ordinary tensor; NULL: it is */
 } mui_file_tensor;
 
@@ -51,7 +55,8 @@ typedef struct mui_meaning {
 } mui_meaning;
 
 /* If v is a tensor constructor's record: *is and *out. Errors do not say which tensor: the caller's place in the tree
- * does, through describe. Parameters and other wrappers are seen through: *inner is then the value to look at. */
+ * does, through describe. Parameters and other wrappers are seen through: *inner is then the value to look at, and
+ * out's role and requires_grad are the wrapper's. */
 typedef enum mui_tensor_verdict { MUI_NOT_TENSOR, MUI_IS_TENSOR, MUI_WRAPS, MUI_BROKEN } mui_tensor_verdict;
 mui_tensor_verdict mui_tensor_read(const mui_meaning *w, const mui_value *v, mui_file_tensor *out, mui_value **inner,
                                    char *problem, size_t problem_bytes);

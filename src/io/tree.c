@@ -15,6 +15,7 @@ typedef enum edge_kind { BY_KEY, BY_INDEX, THROUGH } edge_kind;
 
 typedef struct edge {
     edge_kind kind;
+    mui_role role;
     mui_value *key;
     size_t index;
     mui_value *child;
@@ -27,6 +28,13 @@ typedef struct node {
     const mui_value *class_name; /* a global, shown as <Name>; NULL: none */
     mui_file_tensor *tensor;
     uint64_t tensors;            /* at and below; the sum over all paths, saturating */
+    mui_branch_kind kind;
+    size_t items;                /* of a dict, whatever they are */
+    size_t direct;               /* tensors right below it, maybe as parameters */
+    bool weights;                /* one of those could be a weight: neither an integer nor a scalar */
+    bool wraps;                  /* a parameter or the like around its only edge */
+    mui_role role;               /* that it gives */
+    bool requires_grad;
     bool dict;
     bool counted, on_path;
 } node;
@@ -127,6 +135,7 @@ static bool add_items(walk *k, node *n, const mui_seq *s)
 static bool add_pairs(walk *k, node *n, const mui_seq *s)
 {
     k->work += s->count;
+    n->items += s->count / 2;
     for (size_t i = 0; i + 1 < s->count; i += 2) {
         if (is_branching(s->items[i + 1]) &&
             !add_edge(k, n, (edge){.kind = BY_KEY, .key = s->items[i], .child = s->items[i + 1]})) {
@@ -148,6 +157,7 @@ static bool add_initial_pairs(walk *k, node *n, const mui_value *args)
         return true;
     }
     k->work += from->seq.count;
+    n->items += from->seq.count;
     for (size_t i = 0; i < from->seq.count; i++) {
         const mui_value *pair = from->seq.items[i];
         if ((pair->kind == MUI_LIST || pair->kind == MUI_TUPLE) && pair->seq.count == 2 &&
@@ -162,7 +172,7 @@ static bool add_initial_pairs(walk *k, node *n, const mui_value *args)
 /* Buffers whose names are in _non_persistent_buffers_set are not part of the state_dict. */
 static bool is_non_persistent(const mui_value *set, const mui_value *key)
 {
-    for (size_t i = 0; set != NULL && set->kind == MUI_SET && key->kind == MUI_STR && i < set->seq.count && i < 1024; i++) {
+    for (size_t i = 0; key->kind == MUI_STR && i < set->seq.count && i < 1024; i++) {
         const mui_value *v = set->seq.items[i];
         if (v->kind == MUI_STR && v->text.bytes == key->text.bytes &&
             memcmp(v->text.data, key->text.data, key->text.bytes) == 0) {
@@ -190,7 +200,8 @@ static bool add_module(walk *k, node *n, const mui_value *state)
             mui_value *key = items->items[j], *child = items->items[j + 1];
             bool skipped = i == 1 && skip != NULL && (skip->kind == MUI_SET || skip->kind == MUI_LIST) &&
                            is_non_persistent(skip, key);
-            if (is_branching(child) && !skipped && !add_edge(k, n, (edge){.kind = BY_KEY, .key = key, .child = child})) {
+            edge e = {.kind = BY_KEY, .role = i == 0 ? MUI_PARAMETER : i == 1 ? MUI_BUFFER : MUI_NO_ROLE, .key = key, .child = child};
+            if (is_branching(child) && !skipped && !add_edge(k, n, e)) {
                 return false;
             }
         }
@@ -198,17 +209,25 @@ static bool add_module(walk *k, node *n, const mui_value *state)
     return true;
 }
 
+/* What torch.optim.Optimizer.state_dict() gives, or a pickled optimiser's state. */
+static bool is_optimizer(const mui_value *dict)
+{
+    return mui_dict_get(dict, "param_groups") != NULL && mui_dict_get(dict, "state") != NULL;
+}
+
 static bool add_object(walk *k, node *n, const mui_object *o)
 {
     if (is_dict_class(o->callable)) {
         n->dict = true;
+        n->kind = MUI_BRANCH_DICT;
         return add_initial_pairs(k, n, o->args) && add_pairs(k, n, &o->pairs);
     }
     const mui_seq *state_items = NULL, *ignored = NULL;
-    k->work += mui_dict_items(o->state, &state_items) ? 2 * state_items->count : 0;
+    k->work += mui_dict_items(o->state, &state_items) ? 4 * state_items->count : 0;
     if (mui_dict_items(mui_dict_get(o->state, "_modules"), &ignored) &&
         mui_dict_items(mui_dict_get(o->state, "_parameters"), &ignored)) {
         n->dict = true;
+        n->kind = MUI_BRANCH_MODULE;
         return add_module(k, n, o->state);
     }
     const mui_value *c = o->callable;
@@ -218,6 +237,7 @@ static bool add_object(walk *k, node *n, const mui_object *o)
     n->class_name = c != NULL && c->kind == MUI_GLOBAL ? c : NULL;
     if (o->state != NULL && o->state->kind == MUI_DICT) {
         n->dict = true;
+        n->kind = is_optimizer(o->state) ? MUI_BRANCH_OPTIMIZER : MUI_BRANCH_OBJECT;
         if (!add_pairs(k, n, &o->state->seq)) {
             return false;
         }
@@ -330,14 +350,19 @@ static mu_status expand(walk *k)
         n->tensors = 1;
         return MU_OK;
     case MUI_WRAPS:
+        n->wraps = true;
+        n->role = t.role;
+        n->requires_grad = t.requires_grad;
         good = !is_branching(inner) || add_edge(k, n, (edge){.kind = THROUGH, .child = inner});
         break;
     default:
         if (v->kind == MUI_DICT) {
             n->dict = true;
+            n->kind = is_optimizer(v) ? MUI_BRANCH_OPTIMIZER : MUI_BRANCH_DICT;
             good = add_pairs(k, n, &v->seq);
         } else if (v->kind == MUI_OBJECT) {
             good = add_object(k, n, v->object);
+            n->kind = n->kind == MUI_BRANCH_DICT && is_optimizer(v) ? MUI_BRANCH_OPTIMIZER : n->kind;
         } else if (v->kind != MUI_PERSISTENT) {
             good = add_items(k, n, &v->seq);
         }
@@ -360,6 +385,34 @@ static mu_status enter(walk *k, mui_value *v)
     return s == MU_OK ? expand(k) : s;
 }
 
+/* The tensor that v is, or that v as a parameter is around; NULL: v holds others, or none. */
+static const mui_file_tensor *tensor_of(const mui_value *v)
+{
+    const node *n = v->note;
+    for (int i = 0; i < 4 && n != NULL && n->wraps && n->count == 1; i++) {
+        n = n->edges[0].child->note;
+    }
+    return n != NULL ? n->tensor : NULL;
+}
+
+static bool could_be_weight(const mui_file_tensor *t)
+{
+    mu_dtype d = t->dtype != NULL ? t->dtype->carrier : MU_F32;
+    bool whole = d == MU_I64 || d == MU_I32 || d == MU_I16 || d == MU_I8 || d == MU_U8 || d == MU_BOOL;
+    return t->ndim > 0 && (!whole || (t->dtype != NULL && !t->dtype->exact));
+}
+
+static void look_at_items(node *n)
+{
+    for (size_t i = 0; n->dict && i < n->count; i++) {
+        const mui_file_tensor *t = tensor_of(n->edges[i].child);
+        if (t != NULL && !t->bare_storage) {
+            n->direct++;
+            n->weights |= could_be_weight(t);
+        }
+    }
+}
+
 /* First walk: expands every value once and counts the tensors below it. */
 static mu_status count_tensors(walk *k, mui_value *root)
 {
@@ -377,6 +430,7 @@ static mu_status count_tensors(walk *k, mui_value *root)
             continue;
         }
         node *done = f->node;
+        look_at_items(done);
         done->counted = true;
         done->on_path = false;
         k->depth--;
@@ -392,17 +446,35 @@ static mu_status count_tensors(walk *k, mui_value *root)
 
 /* -- naming ------------------------------------------------------------------------------------------------------- */
 
-static mu_status add_entry(walk *k, mui_file_tensor *tensor)
+/* What the way to a tensor, from the nearest dict or object down, says about it. */
+static mui_role role_of(const walk *k, const node *n, bool *requires_grad)
+{
+    mui_role role = MUI_NO_ROLE;
+    *requires_grad = n->tensor->requires_grad;
+    for (size_t i = k->depth; i-- > 0 && role == MUI_NO_ROLE;) {
+        const node *above = k->frames[i].node;
+        role = above->wraps ? above->role : above->edges[k->frames[i].next - 1].role;
+        if (!above->wraps) {
+            break;
+        }
+        *requires_grad = above->requires_grad;
+    }
+    return role;
+}
+
+static mu_status add_entry(walk *k, const node *n)
 {
     mui_tree *t = k->tree;
+    mui_entry e = {.tensor = n->tensor, .tied_to = SIZE_MAX};
     if (!MUI_GROW(t->context, t->entries, t->count, t->capacity)) {
         return MU_ERR_NOMEM;
     }
-    char *name = mui_arena_strdup(&t->arena, k->name);
-    if (name == NULL) {
+    e.name = mui_arena_strdup(&t->arena, k->name);
+    if (e.name == NULL) {
         return mu_context_status(t->context);
     }
-    t->entries[t->count++] = (mui_entry){.name = name, .tensor = tensor, .tied_to = SIZE_MAX};
+    e.role = role_of(k, n, &e.requires_grad);
+    t->entries[t->count++] = e;
     return MU_OK;
 }
 
@@ -420,8 +492,9 @@ static mu_status open_branch(walk *k, frame *f)
         return mu_context_status(t->context);
     }
     f->branch = t->branch_count;
-    t->branches[t->branch_count++] =
-        (mui_branch){.path = path, .first = t->count, .end = t->count, .depth = k->depth - 1, .value = f->value};
+    t->branches[t->branch_count++] = (mui_branch){.path = path, .first = t->count, .end = t->count,
+        .depth = k->depth - 1, .value = f->value, .kind = f->node->kind, .items = f->node->items,
+        .direct = f->node->direct, .weights = f->node->weights};
     return MU_OK;
 }
 
@@ -429,7 +502,7 @@ static mu_status name_value(walk *k, mui_value *v)
 {
     node *n = v->note;
     if (n->tensor != NULL) {
-        return add_entry(k, n->tensor);
+        return add_entry(k, n);
     }
     if (k->depth >= MAX_NAMED_DEPTH) {
         return mui_fail(k->w->context, MU_ERR_LIMIT, "%s: tensors are nested more than %d levels deep", k->w->path,

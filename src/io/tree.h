@@ -12,9 +12,19 @@
 
 typedef struct mui_entry {
     char *name;
+    const char *plain; /* the name without "<Class>"; set by mui_state_dicts_list */
     mui_file_tensor *tensor;
     size_t tied_to; /* index of an earlier entry with the same view; SIZE_MAX: none */
+    mui_role role;  /* as far as the file tells: a pickled module does, a state dict does not */
+    bool requires_grad;
 } mui_entry;
+
+typedef enum mui_branch_kind {
+    MUI_BRANCH_DICT = 0,
+    MUI_BRANCH_MODULE,    /* a pickled torch.nn.Module */
+    MUI_BRANCH_OPTIMIZER, /* "state" and "param_groups" */
+    MUI_BRANCH_OBJECT     /* of another class, with its attributes as items */
+} mui_branch_kind;
 
 /* A dict with tensors below it: they are entries [first, end). */
 typedef struct mui_branch {
@@ -22,6 +32,10 @@ typedef struct mui_branch {
     size_t first, end;
     size_t depth;     /* containers above it */
     mui_value *value;
+    mui_branch_kind kind;
+    size_t items;     /* keys it has, whatever they lead to */
+    size_t direct;    /* tensors right below it */
+    bool weights;     /* one of those is neither a scalar nor of integers */
 } mui_branch;
 
 typedef struct mui_tree {
