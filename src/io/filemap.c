@@ -1,4 +1,5 @@
 /* Maps files. */
+#define _DEFAULT_SOURCE /* madvise */
 #include "io/filemap.h"
 #include "base/os.h"
 
@@ -32,10 +33,28 @@ mu_status mui_filemap_open(mu_context *c, const char *path, mui_filemap *out)
                               mui_errno_text(errno));
         } else {
             *out = (mui_filemap){.data = p, .bytes = (size_t)st.st_size, .mapping = p};
+            /* Opening looks at places far apart (a zip's headers); what lies between is not wanted yet. A hint. */
+            (void)madvise(p, out->bytes, MADV_RANDOM);
         }
     }
     close(fd);
     return status;
+}
+
+void mui_filemap_expect_all(const mui_filemap *f)
+{
+    if (f->mapping != NULL) {
+        (void)madvise(f->mapping, f->bytes, MADV_SEQUENTIAL); /* a hint */
+    }
+}
+
+void mui_filemap_used(mui_filemap *f, size_t bytes)
+{
+    f->used += bytes;
+    if (f->mapping != NULL && f->used >= MUI_MAPPED_WINDOW) {
+        (void)madvise(f->mapping, f->bytes, MADV_DONTNEED); /* safe: the mapping is read-only, nothing of it is ours */
+        f->used = 0;
+    }
 }
 
 void mui_filemap_close(mui_filemap *f)

@@ -1,7 +1,7 @@
 /* Elements out of storages: any strides and offsets, byte order, and the odd flags of a view. */
 #include "base/alloc.h"
 #include "base/os.h"
-#include "io/checkpoint_file.h"
+#include "io/tensor_source.h"
 
 #include <string.h>
 
@@ -47,15 +47,9 @@ static mu_status blob_data(mu_checkpoint_file *k, const mui_blob *b, const unsig
     return s;
 }
 
-typedef struct view {
-    int ndim;
-    int64_t dim[MUI_MAX_FILE_DIMS], stride[MUI_MAX_FILE_DIMS];
-} view;
-
-/* Drops dimensions of one element and joins those that follow each other in memory. */
-static view simplify(const mui_file_tensor *t)
+static mui_view simplify(const mui_file_tensor *t)
 {
-    view v = {0};
+    mui_view v = {0};
     for (int i = 0; i < t->ndim; i++) {
         if (t->dim[i] == 1) {
             continue;
@@ -83,29 +77,34 @@ static void copy_run(char *out, const unsigned char *in, int64_t n, int64_t stri
     }
 }
 
-/* in is the first element; the view was checked to lie inside its storage. */
-static void gather(const view *v, const unsigned char *in, size_t bytes, char *out)
+/* Elements [from, from + n) of the view; in is its first one. The view was checked to lie inside its storage. */
+static void gather(const mui_view *v, const unsigned char *in, size_t bytes, int64_t from, int64_t n, char *out)
 {
     int64_t at[MUI_MAX_FILE_DIMS] = {0};
     int last = v->ndim - 1;
     if (v->ndim == 0) {
-        memcpy(out, in, bytes);
+        memcpy(out, in, (size_t)n * bytes); /* n is 0 or 1 */
         return;
     }
-    for (;;) {
-        copy_run(out, in, v->dim[last], v->stride[last], bytes);
-        out += (size_t)v->dim[last] * bytes;
-        int i = last - 1;
-        for (; i >= 0; i--) {
+    for (int i = last; i >= 0; i--) {
+        at[i] = from % v->dim[i];
+        from /= v->dim[i];
+        in += (size_t)(at[i] * v->stride[i]) * bytes;
+    }
+    while (n > 0) {
+        int64_t run = v->dim[last] - at[last] < n ? v->dim[last] - at[last] : n;
+        copy_run(out, in, run, v->stride[last], bytes);
+        out += (size_t)run * bytes;
+        n -= run;
+        in -= (size_t)(at[last] * v->stride[last]) * bytes;
+        at[last] = 0;
+        for (int i = last - 1; i >= 0 && n > 0; i--) {
             in += (size_t)v->stride[i] * bytes;
             if (++at[i] < v->dim[i]) {
                 break;
             }
             in -= (size_t)(v->stride[i] * v->dim[i]) * bytes;
             at[i] = 0;
-        }
-        if (i < 0) {
-            return;
         }
     }
 }
@@ -129,7 +128,18 @@ static void flip_signs(char *data, size_t bytes, size_t width, bool imaginary_on
     }
 }
 
-mu_status mui_tensor_load(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, void *out)
+static bool is_real(const mui_torch_dtype *d)
+{
+    return d->exact &&
+           (d->carrier == MU_F32 || d->carrier == MU_F64 || d->carrier == MU_F16 || d->carrier == MU_BF16);
+}
+
+static bool is_contiguous(const mui_view *v)
+{
+    return v->ndim == 0 || (v->ndim == 1 && v->stride[0] == 1);
+}
+
+mu_status mui_source_open(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, mui_source *out)
 {
     size_t bytes = 0;
     const unsigned char *data = NULL;
@@ -137,22 +147,38 @@ mu_status mui_tensor_load(mu_checkpoint_file *k, const char *name, const mui_fil
     if (s != MU_OK) {
         return s;
     }
-    bool is_float = t->dtype->exact && (t->dtype->carrier == MU_F32 || t->dtype->carrier == MU_F64 ||
-                                        t->dtype->carrier == MU_F16 || t->dtype->carrier == MU_BF16);
     bool is_complex = t->dtype->carrier == MU_C64 || t->dtype->carrier == MU_C128;
-    if ((t->conjugate && !is_complex) || (t->negative && !is_float && !is_complex)) {
+    if ((t->conjugate && !is_complex) || (t->negative && !is_real(t->dtype) && !is_complex)) {
         return mui_fail(k->context, MU_ERR_FORMAT, "%s: tensor '%s' of %s is marked as conjugate or negative", k->path,
                         name, t->dtype->name);
     }
-    s = blob_data(k, t->storage->blob, &data);
-    if (s != MU_OK || bytes == 0) {
+    const mui_blob *b = t->storage->blob;
+    s = blob_data(k, b, &data);
+    if (s != MU_OK) {
         return s;
     }
-    /* The reference counts its own elements, the view those of the tensor's type; both lie inside the blob. */
-    data += (size_t)t->storage->offset * t->storage->dtype->bytes + (size_t)t->offset * t->dtype->bytes;
-    view v = simplify(t);
-    gather(&v, data, t->dtype->bytes, out);
-    if (k->big_endian) {
+    mui_source r = {.tensor = t, .first = data, .elements = (int64_t)(bytes / t->dtype->bytes)};
+    r.mapped = b->member == NULL || b->member->method == 0;
+    if (r.elements > 0) {
+        /* The reference counts its own elements, the view those of the tensor's type; both lie inside the blob. */
+        r.first = data + (size_t)t->storage->offset * t->storage->dtype->bytes + (size_t)t->offset * t->dtype->bytes;
+        r.view = simplify(t);
+    }
+    r.swap = k->big_endian && t->dtype->swap > 1;
+    r.direct = is_contiguous(&r.view) && !r.swap && !t->conjugate && !t->negative && t->dtype->carrier != MU_BOOL;
+    *out = r;
+    return MU_OK;
+}
+
+void mui_source_read(const mui_source *s, int64_t from, int64_t n, void *out)
+{
+    const mui_file_tensor *t = s->tensor;
+    size_t bytes = (size_t)n * t->dtype->bytes;
+    if (n == 0) {
+        return;
+    }
+    gather(&s->view, s->first, t->dtype->bytes, from, n, out);
+    if (s->swap) {
         swap_bytes(out, bytes, t->dtype->swap);
     }
     if (t->conjugate) {
@@ -166,5 +192,14 @@ mu_status mui_tensor_load(mu_checkpoint_file *k, const char *name, const mui_fil
             ((unsigned char *)out)[i] = ((unsigned char *)out)[i] != 0;
         }
     }
-    return MU_OK;
+}
+
+mu_status mui_tensor_load(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, void *out)
+{
+    mui_source from;
+    mu_status s = mui_source_open(k, name, t, &from);
+    if (s == MU_OK) {
+        mui_source_read(&from, 0, from.elements, out);
+    }
+    return s;
 }

@@ -2,6 +2,7 @@
 #include "io/zip_reader.h"
 #include "base/alloc.h"
 #include "io/bytes.h"
+#include "io/crc32.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -347,16 +348,25 @@ mu_status mui_zip_check_ratio(const mui_zip *z, const mui_zip_member *m)
     return MU_OK;
 }
 
-static uint32_t crc_of(const unsigned char *data, size_t bytes)
+static uint32_t crc_of(mui_zip *z, const mui_zip_member *m, const unsigned char *data)
 {
-    return (uint32_t)crc32_z(crc32_z(0, NULL, 0), data, bytes);
+    uint32_t crc = 0;
+    size_t bytes = (size_t)m->bytes;
+    for (size_t at = 0; at < bytes; at += MUI_MAPPED_WINDOW) {
+        size_t n = bytes - at < MUI_MAPPED_WINDOW ? bytes - at : MUI_MAPPED_WINDOW;
+        crc = mui_crc32(crc, data + at, n);
+        if (z->map != NULL && m->method == 0) {
+            mui_filemap_used(z->map, n);
+        }
+    }
+    return crc;
 }
 
 static mu_status check_crc(mui_zip *z, mui_zip_member *m, const unsigned char *data)
 {
     /* torch can be told not to compute checksums; it then writes 0. */
     if (!m->verified && m->crc != 0 && !z->limits.no_checksum) {
-        uint32_t is = crc_of(data, (size_t)m->bytes);
+        uint32_t is = crc_of(z, m, data);
         if (is != m->crc) {
             return BAD(z, "%s: member '%s' is damaged: its checksum is %08x, the directory says %08x", z->path, m->name,
                        is, m->crc);

@@ -4,6 +4,7 @@
 #ifndef MUI_ZIP_READER_H
 #define MUI_ZIP_READER_H
 
+#include "io/filemap.h"
 #include "io/limits.h"
 
 typedef struct mui_zip_member {
@@ -23,6 +24,7 @@ typedef struct mui_zip {
     mui_limits limits;
     const unsigned char *data;
     size_t bytes;
+    mui_filemap *map; /* whose data this is, set by who opens; NULL: memory */
     mui_zip_member *members; /* central directory order */
     mui_zip_member **sorted; /* by name */
     size_t count;
