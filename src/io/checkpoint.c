@@ -1,5 +1,6 @@
 /* Opening any checkpoint, and the questions one can ask it. */
 #include "base/alloc.h"
+#include "io/safetensors.h"
 #include "io/state_dicts.h"
 
 #include <stdlib.h>
@@ -79,9 +80,11 @@ static mu_status fill(mu_checkpoint_file *k)
         s = mui_sniff(k->context, k->path, k->map.data, k->map.bytes, &k->format);
     }
     if (s == MU_OK) {
-        s = k->format == MUI_FILE_TORCH_LEGACY ? mui_torch_legacy_open(k) : mui_torch_zip_open(k);
+        s = k->format == MUI_FILE_SAFETENSORS     ? mui_safetensors_open(k)
+            : k->format == MUI_FILE_TORCH_LEGACY ? mui_torch_legacy_open(k)
+                                                 : mui_torch_zip_open(k);
     }
-    if (s == MU_OK) {
+    if (s == MU_OK && k->pickle.value != NULL) {
         mui_meaning meaning = {k->context, k->path, k->refs};
         s = mui_tree_build(&meaning, k->pickle.value, k->pickle.used, &k->tree);
     }
@@ -136,7 +139,7 @@ void mu_checkpoint_close(mu_checkpoint_file *k)
 
 const char *mu_checkpoint_format(const mu_checkpoint_file *k)
 {
-    static const char *const names[] = {"torch zip", "torchscript", "torch legacy"};
+    static const char *const names[] = {"torch zip", "torchscript", "torch legacy", "safetensors"};
     return k != NULL ? names[k->format] : "";
 }
 

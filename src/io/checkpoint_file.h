@@ -12,7 +12,8 @@
 typedef enum mui_file_format {
     MUI_FILE_TORCH_ZIP = 0,
     MUI_FILE_TORCHSCRIPT,
-    MUI_FILE_TORCH_LEGACY
+    MUI_FILE_TORCH_LEGACY,
+    MUI_FILE_SAFETENSORS
 } mui_file_format;
 
 struct mu_checkpoint_file {
@@ -24,9 +25,9 @@ struct mu_checkpoint_file {
     bool big_endian;
     mui_zip zip;             /* torch zip and TorchScript */
     void *pickle_bytes;      /* inflated data.pkl; NULL: borrowed from the map */
-    mui_pickle pickle;
+    mui_pickle pickle;       /* its value is NULL in formats without one: safetensors */
     mui_pickle keys;         /* legacy: the list of storage keys */
-    mui_blob *blobs;         /* sorted by key */
+    mui_blob *blobs;         /* sorted by key when there is a pickle */
     size_t blob_count;
     mui_storage_ref *refs;
     mui_tree tree;

@@ -32,10 +32,23 @@ static bool is_html(const unsigned char *data, size_t bytes)
            starts_nocase(data, bytes, "<?xml") || starts_nocase(data, bytes, "<head");
 }
 
-/* u64 length, then a JSON object of that length. */
+static size_t after_space(const unsigned char *data, size_t bytes, size_t at)
+{
+    while (at < bytes && (data[at] == ' ' || data[at] == '\t' || data[at] == '\r' || data[at] == '\n')) {
+        at++;
+    }
+    return at;
+}
+
+/* A length, then JSON that is an object with a name in it, or an object of that length. */
 static bool is_safetensors(const unsigned char *data, size_t bytes)
 {
-    return bytes >= 9 && mui_le64(data) <= 100000000 && mui_le64(data) >= 2 && data[8] == '{';
+    size_t at = bytes > 8 ? after_space(data, bytes, 8) : bytes;
+    if (at == bytes || data[at] != '{') {
+        return false;
+    }
+    at = after_space(data, bytes, at + 1);
+    return (at < bytes && (data[at] == '"' || data[at] == '}')) || mui_le64(data) <= bytes - 8;
 }
 
 /* PyTorch's legacy stream begins with a pickle of its magic number: PROTO, perhaps FRAME, LONG1 of these ten bytes. */
@@ -120,10 +133,8 @@ mu_status mui_sniff(mu_context *c, const char *path, const unsigned char *data, 
         return mui_fail(c, MU_ERR_FORMAT, "%s: an empty zip archive", path);
     }
     if (is_safetensors(data, bytes)) {
-        return mui_fail(c, MU_ERR_UNSUPPORTED,
-                        "%s: a safetensors file, which cannot be read yet: convert it with "
-                        "torch.save(safetensors.torch.load_file(...))",
-                        path);
+        *out = MUI_FILE_SAFETENSORS;
+        return MU_OK;
     }
     if (data[0] == 0x80 && bytes > 1 && data[1] <= 5) {
         return mui_fail(c, MU_ERR_FORMAT,

@@ -5,8 +5,15 @@
 
 #include <string.h>
 
+/* The file that has a tensor's data: k, or one of its shards. */
+static mu_checkpoint_file *holder(mu_checkpoint_file *k, const mui_file_tensor *t)
+{
+    return t->storage != NULL && t->storage->blob->shard != NULL ? t->storage->blob->shard : k;
+}
+
 mu_status mui_tensor_bytes(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, size_t *bytes)
 {
+    k = holder(k, t);
     if (t->storage == NULL || t->dtype == NULL) {
         return mui_fail(k->context, MU_ERR_UNSUPPORTED, "%s: tensor '%s' is %s", k->path, name,
                         t->note != NULL ? t->note : "without data");
@@ -143,6 +150,7 @@ mu_status mui_source_open(mu_checkpoint_file *k, const char *name, const mui_fil
 {
     size_t bytes = 0;
     const unsigned char *data = NULL;
+    k = holder(k, t);
     mu_status s = mui_tensor_bytes(k, name, t, &bytes);
     if (s != MU_OK) {
         return s;

@@ -4,33 +4,35 @@
 #include <string.h>
 
 static const mui_torch_dtype table[] = {
-    {"float32", "FloatStorage", MU_F32, 4, 4, true, false},
-    {"float64", "DoubleStorage", MU_F64, 8, 8, true, false},
-    {"float16", "HalfStorage", MU_F16, 2, 2, true, false},
-    {"bfloat16", "BFloat16Storage", MU_BF16, 2, 2, true, false},
-    {"int64", "LongStorage", MU_I64, 8, 8, true, false},
-    {"int32", "IntStorage", MU_I32, 4, 4, true, false},
-    {"int16", "ShortStorage", MU_I16, 2, 2, true, false},
-    {"int8", "CharStorage", MU_I8, 1, 1, true, false},
-    {"uint8", "ByteStorage", MU_U8, 1, 1, true, false},
-    {"bool", "BoolStorage", MU_BOOL, 1, 1, true, false},
-    {"complex64", "ComplexFloatStorage", MU_C64, 8, 4, true, false},
-    {"complex128", "ComplexDoubleStorage", MU_C128, 16, 8, true, false},
-    {"qint8", "QInt8Storage", MU_I8, 1, 1, false, true},
-    {"quint8", "QUInt8Storage", MU_U8, 1, 1, false, true},
-    {"qint32", "QInt32Storage", MU_I32, 4, 4, false, true},
-    {"quint4x2", "QUInt4x2Storage", MU_U8, 1, 1, false, true},
-    {"quint2x4", "QUInt2x4Storage", MU_U8, 1, 1, false, true},
-    {"complex32", NULL, MU_I32, 4, 2, false, false},
-    {"uint16", NULL, MU_I16, 2, 2, false, false},
-    {"uint32", NULL, MU_I32, 4, 4, false, false},
-    {"uint64", NULL, MU_I64, 8, 8, false, false},
-    {"float8_e4m3fn", NULL, MU_U8, 1, 1, false, false},
-    {"float8_e5m2", NULL, MU_U8, 1, 1, false, false},
-    {"float8_e4m3fnuz", NULL, MU_U8, 1, 1, false, false},
-    {"float8_e5m2fnuz", NULL, MU_U8, 1, 1, false, false},
-    {"float8_e8m0fnu", NULL, MU_U8, 1, 1, false, false},
-    {"float4_e2m1fn_x2", NULL, MU_U8, 1, 1, false, false},
+    {"float32", "FloatStorage", "F32", MU_F32, 4, 4, true, false, 0},
+    {"float64", "DoubleStorage", "F64", MU_F64, 8, 8, true, false, 0},
+    {"float16", "HalfStorage", "F16", MU_F16, 2, 2, true, false, 0},
+    {"bfloat16", "BFloat16Storage", "BF16", MU_BF16, 2, 2, true, false, 0},
+    {"int64", "LongStorage", "I64", MU_I64, 8, 8, true, false, 0},
+    {"int32", "IntStorage", "I32", MU_I32, 4, 4, true, false, 0},
+    {"int16", "ShortStorage", "I16", MU_I16, 2, 2, true, false, 0},
+    {"int8", "CharStorage", "I8", MU_I8, 1, 1, true, false, 0},
+    {"uint8", "ByteStorage", "U8", MU_U8, 1, 1, true, false, 0},
+    {"bool", "BoolStorage", "BOOL", MU_BOOL, 1, 1, true, false, 0},
+    {"complex64", "ComplexFloatStorage", "C64", MU_C64, 8, 4, true, false, 0},
+    {"complex128", "ComplexDoubleStorage", NULL, MU_C128, 16, 8, true, false, 0},
+    {"qint8", "QInt8Storage", NULL, MU_I8, 1, 1, false, true, 0},
+    {"quint8", "QUInt8Storage", NULL, MU_U8, 1, 1, false, true, 0},
+    {"qint32", "QInt32Storage", NULL, MU_I32, 4, 4, false, true, 0},
+    {"quint4x2", "QUInt4x2Storage", NULL, MU_U8, 1, 1, false, true, 0},
+    {"quint2x4", "QUInt2x4Storage", NULL, MU_U8, 1, 1, false, true, 0},
+    {"complex32", NULL, NULL, MU_I32, 4, 2, false, false, 0},
+    {"uint16", NULL, "U16", MU_I16, 2, 2, false, false, 0},
+    {"uint32", NULL, "U32", MU_I32, 4, 4, false, false, 0},
+    {"uint64", NULL, "U64", MU_I64, 8, 8, false, false, 0},
+    {"float8_e4m3fn", NULL, "F8_E4M3", MU_U8, 1, 1, false, false, 0},
+    {"float8_e5m2", NULL, "F8_E5M2", MU_U8, 1, 1, false, false, 0},
+    {"float8_e4m3fnuz", NULL, "F8_E4M3FNUZ", MU_U8, 1, 1, false, false, 0},
+    {"float8_e5m2fnuz", NULL, "F8_E5M2FNUZ", MU_U8, 1, 1, false, false, 0},
+    {"float8_e8m0fnu", NULL, "F8_E8M0", MU_U8, 1, 1, false, false, 0},
+    {"float4_e2m1fn_x2", NULL, "F4", MU_U8, 1, 1, false, false, 4},
+    {"float6_e2m3fn", NULL, "F6_E2M3", MU_U8, 1, 1, false, false, 6}, /* not in PyTorch */
+    {"float6_e3m2fn", NULL, "F6_E3M2", MU_U8, 1, 1, false, false, 6},
 };
 #define COUNT (sizeof(table) / sizeof(table[0]))
 
@@ -58,6 +60,16 @@ const mui_torch_dtype *mui_torch_dtype_of_name(const mui_value *g)
 {
     for (size_t i = 0; g != NULL && i < COUNT; i++) {
         if (mui_global_is(g, "torch", table[i].name)) {
+            return &table[i];
+        }
+    }
+    return NULL;
+}
+
+const mui_torch_dtype *mui_torch_dtype_of_safetensors(const char *name)
+{
+    for (size_t i = 0; i < COUNT; i++) {
+        if (table[i].safetensors != NULL && strcmp(table[i].safetensors, name) == 0) {
             return &table[i];
         }
     }

@@ -13,8 +13,9 @@ typedef struct mui_blob {
     const mui_torch_dtype *dtype; /* NULL until the pickle refers to it */
     bool untyped;
     int64_t elements;
-    const unsigned char *data;    /* legacy files; NULL in zips */
+    const unsigned char *data;    /* legacy and safetensors files; NULL in zips */
     struct mui_zip_member *member; /* zips */
+    struct mu_checkpoint_file *shard; /* of a sharded checkpoint: the file that has it; NULL: the one that was opened */
 } mui_blob;
 
 /* One reference to a storage, in order of mui_pickle.persistent. blob NULL: a class, not a storage. */

@@ -559,64 +559,6 @@ static mu_status name_tensors(walk *k, mui_value *root)
                                         MUI_MAX_ENTRIES);
 }
 
-/* -- ties --------------------------------------------------------------------------------------------------------- */
-
-typedef struct tie {
-    const mui_file_tensor *tensor;
-    size_t index;
-} tie;
-
-static int compare_views(const mui_file_tensor *x, const mui_file_tensor *y)
-{
-    const mui_storage_ref *p = x->storage, *q = y->storage;
-    if (p->blob != q->blob) {
-        return p->blob < q->blob ? -1 : 1;
-    }
-    int64_t a = p->offset + x->offset, b = q->offset + y->offset;
-    if (a != b || x->dtype != y->dtype || x->ndim != y->ndim) {
-        return a != b ? (a < b ? -1 : 1) : x->dtype != y->dtype ? (x->dtype < y->dtype ? -1 : 1) : x->ndim - y->ndim;
-    }
-    for (int i = 0; i < x->ndim; i++) {
-        if (x->dim[i] != y->dim[i] || x->stride[i] != y->stride[i]) {
-            return x->dim[i] != y->dim[i] ? (x->dim[i] < y->dim[i] ? -1 : 1) : x->stride[i] < y->stride[i] ? -1 : 1;
-        }
-    }
-    return 0;
-}
-
-static int by_view(const void *a, const void *b)
-{
-    const tie *x = a, *y = b;
-    int order = compare_views(x->tensor, y->tensor);
-    return order != 0 ? order : x->index < y->index ? -1 : x->index > y->index;
-}
-
-static mu_status find_ties(mui_tree *t)
-{
-    tie *ties = mui_calloc(t->context, t->count, sizeof(*ties));
-    if (ties == NULL) {
-        return MU_ERR_NOMEM;
-    }
-    size_t n = 0;
-    for (size_t i = 0; i < t->count; i++) {
-        const mui_file_tensor *x = t->entries[i].tensor;
-        if (x->storage != NULL && x->storage->elements > 0) {
-            ties[n++] = (tie){x, i};
-        }
-    }
-    if (n > 0) {
-        qsort(ties, n, sizeof(*ties), by_view);
-    }
-    for (size_t i = 1; i < n; i++) {
-        if (compare_views(ties[i - 1].tensor, ties[i].tensor) == 0) {
-            size_t first = t->entries[ties[i - 1].index].tied_to;
-            t->entries[ties[i].index].tied_to = first != SIZE_MAX ? first : ties[i - 1].index;
-        }
-    }
-    mui_free(t->context, ties);
-    return MU_OK;
-}
-
 mu_status mui_tree_build(const mui_meaning *w, mui_value *root, size_t pickle_bytes, mui_tree *out)
 {
     mui_tree t = {.context = w->context};
@@ -628,7 +570,7 @@ mu_status mui_tree_build(const mui_meaning *w, mui_value *root, size_t pickle_by
         s = name_tensors(&k, root);
     }
     if (s == MU_OK) {
-        s = find_ties(&t);
+        s = mui_tree_find_ties(&t);
     }
     mui_free(w->context, k.frames);
     if (s != MU_OK) {

@@ -31,7 +31,7 @@ typedef struct mui_branch {
     char *path;
     size_t first, end;
     size_t depth;     /* containers above it */
-    mui_value *value;
+    mui_value *value; /* NULL: the format has no objects */
     mui_branch_kind kind;
     size_t items;     /* keys it has, whatever they lead to */
     size_t direct;    /* tensors right below it */
@@ -50,6 +50,14 @@ typedef struct mui_tree {
 /* Walks root once to see what it holds and once to name it. On error nothing is left to free. */
 mu_status mui_tree_build(const mui_meaning *w, mui_value *root, size_t pickle_bytes, mui_tree *out) MU_MUST_USE;
 void mui_tree_free(mui_tree *t);
+/* Fills tied_to of all entries. */
+mu_status mui_tree_find_ties(mui_tree *t) MU_MUST_USE;
+
+/* A tree for a format that lists its tensors by itself: init, add each, finish; what was begun is freed as above. It is
+ * one state dict, a branch with path "" and no value. name and tensor must live as long as the tree. */
+void mui_tree_init(mui_tree *t, mu_context *c);
+mu_status mui_tree_add(mui_tree *t, char *name, mui_file_tensor *tensor) MU_MUST_USE;
+mu_status mui_tree_finish(mui_tree *t) MU_MUST_USE;
 
 /* The value of a str key in a dict, OrderedDict or module record; NULL when it has none. The last one counts. */
 mui_value *mui_dict_get(const mui_value *dict, const char *key);

@@ -1,0 +1,46 @@
+/* Walks a JSON object in a file member by member. Names and values are found by matching brackets and quotes, without
+ * recursion, and each is then judged by jansson on its own: so the memory in use is bounded by the largest member and not
+ * by the file, while nothing is accepted that jansson refuses. Who walks sees to members of one name: their order in the
+ * file is kept. Not for: JSON that is not a file's. */
+#ifndef MUI_JSON_OBJECT_H
+#define MUI_JSON_OBJECT_H
+
+#include "base/context.h"
+
+#include <jansson.h>
+
+/* The longest value that is parsed into memory; jansson takes at most about 60 bytes for each. */
+#define MUI_JSON_MAX_VALUE ((size_t)1 << 20)
+
+typedef struct mui_json {
+    mu_context *context;
+    const char *path, *what; /* for messages: "the header" */
+    const char *text;
+    size_t bytes;
+    size_t base; /* of text in the file, for messages */
+    size_t at;   /* of the next byte */
+    json_t *name;
+    int members;
+} mui_json;
+
+typedef struct mui_json_member {
+    const char *name; /* without NUL inside; valid until the next member */
+    size_t name_bytes;
+    const char *value; /* not yet judged */
+    size_t value_bytes;
+    size_t at;         /* of value in text */
+} mui_json_member;
+
+/* text must be one object and nothing else but white space. */
+mu_status mui_json_begin(mui_json *j) MU_MUST_USE;
+/* *more false: the object ended well. */
+mu_status mui_json_next(mui_json *j, bool *more, mui_json_member *m) MU_MUST_USE;
+/* The value as jansson understands it, to be dropped with json_decref; NULL with an error. Objects inside do not repeat
+ * names. what says in messages whose it is. */
+json_t *mui_json_value(const mui_json *j, const mui_json_member *m, const char *what);
+/* The value as an object to walk: inner->what is set by the caller. */
+mui_json mui_json_inner(const mui_json *j, const mui_json_member *m, const char *what);
+/* For leaving a walk before its end; allowed after one too. */
+void mui_json_end(mui_json *j);
+
+#endif
