@@ -113,7 +113,7 @@ mu_status mui_state_dicts_list(mu_checkpoint_file *k)
     size_t capacity = 0, in_optimizers = 0, tensors = 0;
     for (size_t i = 0; i < k->tree.count; i++) {
         mui_entry *e = &k->tree.entries[i];
-        e->plain = plain_of(k, e->name);
+        e->plain = k->pickle.value != NULL ? plain_of(k, e->name) : e->name; /* other formats mark no classes */
         if (e->plain == NULL) {
             return mu_context_status(k->context);
         }
