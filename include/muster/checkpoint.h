@@ -1,5 +1,5 @@
 /* Checkpoints: PyTorch's zip and legacy files, read by an inert reader that runs nothing, and written so that old and
- * new PyTorch load them with weights_only=True. */
+ * new PyTorch load them with weights_only=True; safetensors. */
 #ifndef MUSTER_CHECKPOINT_H
 #define MUSTER_CHECKPOINT_H
 
@@ -31,11 +31,19 @@ typedef struct mu_load_report {
  * report may be NULL. */
 MU_API mu_status mu_load(mu_module *root, const char *path, const mu_load_options *options, mu_load_report *report);
 
+typedef enum mu_file_format {
+    MU_FORMAT_TORCH = 0,   /* torch.save's zip, since PyTorch 1.6 */
+    MU_FORMAT_LEGACY,      /* torch.save before that, or with _use_new_zipfile_serialization=False */
+    MU_FORMAT_SAFETENSORS  /* has no ties and no versions of modules: of tied weights one name is written, and the others
+                              are recorded in __metadata__ as safetensors.torch.save_model does */
+} mu_file_format;
+
 typedef struct mu_save_options {
     const char *prefix; /* put before every name, e.g. "module."; NULL: none */
+    mu_file_format format;
 } mu_save_options;
-/* Writes a state dict in PyTorch's zip format, atomically: path is either the old file or the whole new one. Names must
- * be UTF-8 and at most 4090 bytes long, since no reader would take others. */
+/* Writes a state dict, atomically: path is either the old file or the whole new one, also when the disk is full or the
+ * process is killed. Names must be UTF-8 and at most 4090 bytes long, since no reader would take others. */
 MU_API mu_status mu_save(mu_module *root, const char *path, const mu_save_options *options) MU_MUST_USE;
 
 /* Training state: {"model": state dict, "optimizer": as torch.optim's state_dict, "epoch", "step", "seed"}. */

@@ -3,9 +3,7 @@
 #include "base/alloc.h"
 #include "base/text.h"
 #include "io/bytes.h"
-#include "io/torch_dtype.h"
 
-#include <stdio.h>
 #include <string.h>
 
 static void put(mui_pickle_writer *w, const void *data, size_t bytes)
@@ -113,44 +111,6 @@ void mui_pk_ordered_dict(mui_pickle_writer *w)
 {
     mui_pk_global(w, "collections", "OrderedDict");
     mui_pk_op(w, ')');
-    mui_pk_op(w, 'R');
-}
-
-static void put_ints(mui_pickle_writer *w, const int64_t *v, int n)
-{
-    mui_pk_op(w, '(');
-    for (int i = 0; i < n; i++) {
-        mui_pk_int(w, v[i]);
-    }
-    mui_pk_op(w, 't');
-}
-
-void mui_pk_tensor(mui_pickle_writer *w, int64_t key, mu_dtype dtype, mu_dims dims)
-{
-    char text[24];
-    int64_t stride[MU_MAX_DIMS], elements = 1, run = 1;
-    for (int i = dims.ndim; i-- > 0;) {
-        stride[i] = run;
-        elements *= dims.dim[i];
-        run *= dims.dim[i] > 0 ? dims.dim[i] : 1; /* as PyTorch counts */
-    }
-    snprintf(text, sizeof(text), "%lld", (long long)key);
-    mui_pk_global(w, "torch._utils", "_rebuild_tensor_v2");
-    mui_pk_op(w, '(');
-    mui_pk_op(w, '(');
-    mui_pk_text(w, "storage");
-    mui_pk_global(w, "torch", mui_torch_storage_name(dtype));
-    mui_pk_text(w, text);
-    mui_pk_text(w, "cpu");
-    mui_pk_int(w, elements);
-    mui_pk_op(w, 't');
-    mui_pk_op(w, 'Q');
-    mui_pk_int(w, 0);
-    put_ints(w, dims.dim, dims.ndim);
-    put_ints(w, stride, dims.ndim);
-    mui_pk_bool(w, false);
-    mui_pk_ordered_dict(w);
-    mui_pk_op(w, 't');
     mui_pk_op(w, 'R');
 }
 

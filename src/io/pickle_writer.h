@@ -3,7 +3,6 @@
 #define MUI_PICKLE_WRITER_H
 
 #include "base/context.h"
-#include <muster/tensor.h>
 
 /* `failed` after an allocation failure or a text that cannot be written, both raised; nothing more is written then. */
 typedef struct mui_pickle_writer {
@@ -11,6 +10,7 @@ typedef struct mui_pickle_writer {
     unsigned char *data;
     size_t bytes, capacity;
     bool failed;
+    bool legacy; /* persistent ids are those of the legacy format */
 } mui_pickle_writer;
 
 void mui_pk_start(mui_pickle_writer *w, mu_context *c);
@@ -23,8 +23,6 @@ void mui_pk_bool(mui_pickle_writer *w, bool b);
 void mui_pk_global(mui_pickle_writer *w, const char *module, const char *name);
 /* An empty OrderedDict; fill with '(' key value ... 'u'. */
 void mui_pk_ordered_dict(mui_pickle_writer *w);
-/* A contiguous tensor over the whole of storage `key`. */
-void mui_pk_tensor(mui_pickle_writer *w, int64_t key, mu_dtype dtype, mu_dims dims);
 void mui_pk_free(mui_pickle_writer *w);
 
 #endif

@@ -1,239 +1,120 @@
-/* mu_save, and the parts of it that training checkpoints are made of too. */
+/* mu_save: a module's state as a list of what is to be written. */
 #include "io/save.h"
 #include "base/alloc.h"
 #include "base/beacon.h"
-#include "io/tree.h"
 #include <muster/checkpoint.h>
 
-#include <stdio.h>
 #include <string.h>
 
-/* What the reader takes, in the file of a training run too, where names are below "model". */
-enum { LONGEST_NAME = MUI_MAX_NAME_BYTES - (int)sizeof("model") };
-
-/* -- the state dict as pickle ------------------------------------------------------------------------------------- */
-
 /* Versions of modules' state: torch counts 2 for batch norm (with num_batches_tracked) and 1 for all others. */
-static void put_version(mui_pickle_writer *w, mu_module *root, const char *prefix, const char *path)
+static mu_status add_version(mui_out_list *l, mu_module *root, const char *prefix, const char *path)
 {
     mu_module *m = path[0] != '\0' ? mu_module_get(root, path) : root;
     bool batch_norm = m != NULL && strstr(mu_module_kind(m), "BatchNorm") != NULL;
-    char *key = mui_format(w->context, "%s%s", prefix, path);
+    char *key = mui_format(l->context, "%s%s", prefix, path);
     if (key == NULL) {
-        w->failed = true;
-        return;
+        return MU_ERR_NOMEM;
     }
     size_t n = strlen(key);
     if (path[0] == '\0' && n > 0 && key[n - 1] == '.') {
         key[n - 1] = '\0'; /* the root below "module." is "module" */
     }
-    mui_pk_text(w, key);
-    mui_pk_op(w, '}');
-    mui_pk_text(w, "version");
-    mui_pk_int(w, batch_norm ? 2 : 1);
-    mui_pk_op(w, 's');
-    mui_free(w->context, key);
+    mu_status s = mui_out_add_version(l, key, batch_norm ? 2 : 1);
+    mui_free(l->context, key);
+    return s;
 }
 
-/* The modules above state names, parents first. Names come in tree order, so a module is new exactly when its path
- * goes beyond what the name before shares. */
-static void put_versions(mui_pickle_writer *w, mu_module *root, const mui_states *s, const char *prefix)
+/* The modules above one name that were not above the one before: names come in tree order, so a module is new exactly
+ * when its path goes beyond what the two share. */
+static mu_status add_versions_above(mui_out_list *l, mu_module *root, const char *prefix, const char *name,
+                                    const char *before)
 {
-    mui_pk_ordered_dict(w);
-    mui_pk_op(w, '(');
-    if (prefix[0] != '\0') {
-        mui_pk_text(w, "");
-        mui_pk_op(w, '}');
-        mui_pk_text(w, "version");
-        mui_pk_int(w, 1);
-        mui_pk_op(w, 's');
+    size_t shared = 0;
+    mu_status s = MU_OK;
+    while (name[shared] != '\0' && name[shared] == before[shared]) {
+        shared++;
     }
-    put_version(w, root, prefix, "");
-    for (size_t i = 0; i < s->count && !w->failed; i++) {
-        const char *name = s->items[i].name, *before = i > 0 ? s->items[i - 1].name : "";
-        size_t shared = 0;
-        while (name[shared] != '\0' && name[shared] == before[shared]) {
-            shared++;
-        }
-        for (const char *dot = strchr(name, '.'); dot != NULL; dot = strchr(dot + 1, '.')) {
-            size_t n = (size_t)(dot - name);
-            if (n < shared) { /* the dot itself is shared */
-                continue;
-            }
-            char *path = mui_strndup(w->context, name, n);
-            if (path == NULL) {
-                w->failed = true;
-                return;
-            }
-            put_version(w, root, prefix, path);
-            mui_free(w->context, path);
-        }
-    }
-    mui_pk_op(w, 'u');
-}
-
-int64_t mui_save_state_dict(mui_pickle_writer *w, mu_module *root, const mui_states *s, const char *prefix,
-                            int64_t first)
-{
-    int64_t next = first;
-    prefix = prefix != NULL ? prefix : "";
-    int64_t *keys = mui_calloc(w->context, s->count, sizeof(*keys));
-    if (keys == NULL) {
-        w->failed = true;
-        return next;
-    }
-    mui_pk_ordered_dict(w);
-    mui_pk_op(w, '(');
-    for (size_t i = 0; i < s->count; i++) {
-        const mui_state *x = &s->items[i];
-        keys[i] = x->same_as == i ? next++ : keys[x->same_as];
-        char *name = mui_format(w->context, "%s%s", prefix, x->name);
-        if (name == NULL) {
-            w->failed = true;
-            break;
-        }
-        if (strlen(name) > LONGEST_NAME) {
-            mui_fail(w->context, MU_ERR_LIMIT, "the name %.60s... has %zu bytes; checkpoints can have names of %d", name,
-                     strlen(name), LONGEST_NAME);
-            w->failed = true;
-        }
-        mui_pk_text(w, name);
-        mui_free(w->context, name);
-        mui_pk_tensor(w, keys[i], x->value->dtype, x->value->dims);
-    }
-    mui_pk_op(w, 'u');
-    mui_pk_op(w, '}'); /* state of the OrderedDict: its attribute _metadata */
-    mui_pk_text(w, "_metadata");
-    put_versions(w, root, s, prefix);
-    mui_pk_op(w, 's');
-    mui_pk_op(w, 'b');
-    mui_free(w->context, keys);
-    return next;
-}
-
-/* -- the archive -------------------------------------------------------------------------------------------------- */
-
-/* PyTorch names the folder after the file, less its last extension. */
-static char *root_of(mu_context *c, const char *path)
-{
-    const char *slash = strrchr(path, '/'), *base = slash != NULL ? slash + 1 : path, *dot = strrchr(base, '.');
-    size_t n = dot != NULL && dot != base ? (size_t)(dot - base) : strlen(base);
-    char *root = n > 0 ? mui_strndup(c, base, n) : mui_strdup(c, "archive");
-    for (char *p = root; p != NULL && *p != '\0'; p++) {
-        *p = *p == '\\' || (unsigned char)*p < 0x20 ? '_' : *p;
-    }
-    if (root != NULL && (strcmp(root, ".") == 0 || strcmp(root, "..") == 0)) {
-        mui_free(c, root);
-        root = mui_strdup(c, "archive");
-    }
-    return root;
-}
-
-static void write_member(mui_archive *a, const char *name, const void *data, size_t bytes)
-{
-    char full[512];
-    snprintf(full, sizeof(full), "%s/%s", a->root, name); /* a file name has at most 255 bytes */
-    mui_zip_member_write(&a->zip, full, data, bytes);
-}
-
-mu_status mui_archive_open(mu_context *c, const char *path, const mui_pickle_writer *pickle, mui_archive *out)
-{
-    if (pickle->failed) {
-        return mu_context_status(c);
-    }
-    *out = (mui_archive){.root = root_of(c, path)};
-    if (out->root == NULL) {
-        return MU_ERR_NOMEM;
-    }
-    mu_status s = mui_outfile_open(c, path, &out->file);
-    if (s != MU_OK) {
-        mui_free(c, out->root);
-        return s;
-    }
-    mui_zip_writer_init(&out->zip, &out->file);
-    write_member(out, "data.pkl", pickle->data, pickle->bytes);
-    write_member(out, "byteorder", "little", 6);
-    return MU_OK;
-}
-
-void mui_archive_storage(mui_archive *a, int64_t key, const void *data, size_t bytes)
-{
-    char name[40];
-    snprintf(name, sizeof(name), "data/%lld", (long long)key);
-    write_member(a, name, data, bytes);
-}
-
-mu_status mui_archive_states(mui_archive *a, const mui_states *s, int64_t first)
-{
-    size_t largest = 0;
-    for (size_t i = 0; i < s->count; i++) {
-        const mu_tensor *t = s->items[i].value;
-        size_t bytes = (size_t)mui_dims_elements(t->dims) * mu_dtype_bytes(t->dtype);
-        largest = bytes > largest ? bytes : largest;
-    }
-    char *row_major = mui_alloc(s->context, largest);
-    mu_status status = row_major != NULL ? MU_OK : MU_ERR_NOMEM;
-    for (size_t i = 0; i < s->count && status == MU_OK; i++) {
-        const mu_tensor *t = s->items[i].value;
-        size_t bytes = (size_t)mui_dims_elements(t->dims) * mu_dtype_bytes(t->dtype);
-        if (s->items[i].same_as != i) {
+    for (const char *dot = strchr(name, '.'); dot != NULL && s == MU_OK; dot = strchr(dot + 1, '.')) {
+        size_t n = (size_t)(dot - name);
+        if (n < shared) { /* the dot itself is shared */
             continue;
         }
-        status = mui_tensor_get_raw(t, row_major, bytes);
-        if (status == MU_OK) {
-            mui_archive_storage(a, first++, row_major, bytes);
-            status = a->file.status;
-        }
+        char *path = mui_strndup(l->context, name, n);
+        s = path != NULL ? add_version(l, root, prefix, path) : MU_ERR_NOMEM;
+        mui_free(l->context, path);
     }
-    mui_free(s->context, row_major);
-    return status;
+    return s;
 }
 
-mu_status mui_archive_close(mui_archive *a, mu_status status)
+static mu_status add_versions(mui_out_list *l, mu_module *root, const mui_states *states, const char *prefix)
 {
-    mu_context *c = a->file.context;
-    if (status == MU_OK) {
-        write_member(a, "version", "3\n", 2);
+    mu_status s = prefix[0] != '\0' ? mui_out_add_version(l, "", 1) : MU_OK;
+    if (s == MU_OK) {
+        s = add_version(l, root, prefix, "");
     }
-    mu_status finished = mui_zip_finish(&a->zip);
-    status = status != MU_OK ? status : finished;
-    mui_free(c, a->root);
-    if (status != MU_OK) {
-        mui_outfile_abandon(&a->file);
-        return status;
+    for (size_t i = 0; i < states->count && s == MU_OK; i++) {
+        s = add_versions_above(l, root, prefix, states->items[i].name, i > 0 ? states->items[i - 1].name : "");
     }
-    return mui_outfile_commit(&a->file);
+    return s;
+}
+
+static mu_status read_state(void *user, size_t i, void *out, size_t bytes)
+{
+    const mui_states *s = user;
+    return mui_tensor_get_raw(s->items[i].value, out, bytes);
+}
+
+mu_status mui_out_module_list(mu_module *root, const char *prefix, mui_out_module *out)
+{
+    mu_context *c = mu_module_context(root);
+    *out = (mui_out_module){.states.context = c};
+    mui_out_init(&out->list, c);
+    mui_out_list *l = &out->list;
+    mu_status s = mui_states_list(c, root, &out->states);
+    prefix = prefix != NULL ? prefix : "";
+    for (size_t i = 0; s == MU_OK && i < out->states.count; i++) {
+        const mui_state *x = &out->states.items[i];
+        char *name = mui_format(c, "%s%s", prefix, x->name);
+        mui_out_tensor t = {.name = name, .dtype = mui_torch_dtype_for(x->value->dtype), .ndim = x->value->dims.ndim,
+                            .dim = x->value->dims.dim, .same_as = x->same_as};
+        s = name != NULL ? mui_out_add(l, &t) : MU_ERR_NOMEM;
+        mui_free(c, name);
+    }
+    if (s == MU_OK) {
+        s = add_versions(l, root, &out->states, prefix);
+    }
+    l->read = read_state;
+    l->user = &out->states;
+    return s;
+}
+
+void mui_out_module_free(mui_out_module *m)
+{
+    mui_out_free(&m->list);
+    mui_states_free(&m->states);
 }
 
 mu_status mu_save(mu_module *root, const char *path, const mu_save_options *options)
 {
+    static const mu_save_options defaults;
     if (root == NULL) {
         return MU_ERR_ARG;
     }
     mu_context *c = mu_module_context(root);
+    options = options != NULL ? options : &defaults;
     if (mui_failed(c)) {
         return mu_context_status(c);
     }
     if (path == NULL || path[0] == '\0') {
         return mui_fail(c, MU_ERR_ARG, "mu_save: no path");
     }
-    mui_states states;
-    mu_status s = mui_states_list(c, root, &states);
-    if (s != MU_OK) {
-        return s;
-    }
-    mui_pickle_writer pickle;
-    mui_archive archive;
+    mui_out_module m;
     mui_place before = mui_go(c, MUI_SAVING, path);
-    mui_pk_start(&pickle, c);
-    mui_save_state_dict(&pickle, root, &states, options != NULL ? options->prefix : NULL, 0);
-    mui_pk_op(&pickle, '.');
-    s = mui_archive_open(c, path, &pickle, &archive);
+    mu_status s = mui_out_module_list(root, options->prefix, &m);
     if (s == MU_OK) {
-        s = mui_archive_close(&archive, mui_archive_states(&archive, &states, 0));
+        s = mui_out_write(&m.list, options->format, path);
     }
-    mui_pk_free(&pickle);
-    mui_states_free(&states);
+    mui_out_module_free(&m);
     mui_go(c, before.stage, before.path);
     return s;
 }

@@ -87,11 +87,11 @@ const mui_torch_dtype *mui_torch_dtype_bytes(void)
     return &table[8];
 }
 
-const char *mui_torch_storage_name(mu_dtype t)
+const mui_torch_dtype *mui_torch_dtype_for(mu_dtype t)
 {
     for (size_t i = 0; i < COUNT; i++) {
         if (table[i].exact && table[i].carrier == t) {
-            return table[i].storage;
+            return &table[i];
         }
     }
     return NULL;

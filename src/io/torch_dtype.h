@@ -22,7 +22,7 @@ const mui_torch_dtype *mui_torch_dtype_of_name(const mui_value *global);    /* t
 const mui_torch_dtype *mui_torch_dtype_of_safetensors(const char *name);    /* "F32" and so on */
 bool mui_torch_is_untyped_storage(const mui_value *global);
 const mui_torch_dtype *mui_torch_dtype_bytes(void); /* uint8, which untyped storages hold */
-/* Storage class to write for a type. */
-const char *mui_torch_storage_name(mu_dtype t);
+/* Of a type that Muster has. */
+const mui_torch_dtype *mui_torch_dtype_for(mu_dtype t);
 
 #endif

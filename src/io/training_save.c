@@ -209,7 +209,7 @@ static mu_status write_optimizer(writer *w, mui_archive *a)
     return s;
 }
 
-static mu_status write_file(writer *w, const mu_training *t, const mui_states *states, const char *path)
+static mu_status write_file(writer *w, const mu_training *t, const mui_out_list *model, const char *path)
 {
     mui_pickle_writer *p = &w->pickle;
     mui_archive archive;
@@ -217,7 +217,7 @@ static mu_status write_file(writer *w, const mu_training *t, const mui_states *s
     mui_pk_op(p, '}');
     mui_pk_op(p, '(');
     mui_pk_text(p, "model");
-    w->first_storage = mui_save_state_dict(p, t->model, states, NULL, 0);
+    w->first_storage = mui_pk_state_dict(p, model, 0);
     if (w->optimizer != NULL) {
         mui_pk_text(p, "optimizer");
         put_optimizer(w);
@@ -229,7 +229,7 @@ static mu_status write_file(writer *w, const mu_training *t, const mui_states *s
     if (s != MU_OK) {
         return s;
     }
-    s = mui_archive_states(&archive, states, 0);
+    s = mui_archive_tensors(&archive, model, 0);
     if (s == MU_OK && w->optimizer != NULL) {
         s = write_optimizer(w, &archive);
     }
@@ -249,18 +249,18 @@ mu_status mu_training_save(const mu_training *t, const char *path)
         return mui_fail(c, MU_ERR_ARG, "mu_training_save: no path");
     }
     writer w = {.context = c, .optimizer = t->optimizer};
-    mui_states states = {0};
-    mu_status s = mui_states_list(c, t->model, &states);
+    mui_out_module model;
+    mu_status s = mui_out_module_list(t->model, NULL, &model);
     if (s == MU_OK && w.optimizer != NULL) {
         s = number_parameters(&w);
     }
     if (s == MU_OK) {
         mui_place before = mui_go(c, MUI_SAVING, path);
-        s = write_file(&w, t, &states, path);
+        s = write_file(&w, t, &model.list, path);
         mui_go(c, before.stage, before.path);
     }
     mui_pk_free(&w.pickle);
     mui_free(c, w.numbers);
-    mui_states_free(&states);
+    mui_out_module_free(&model);
     return s;
 }

@@ -90,9 +90,13 @@ int main(int argc, char **argv)
     char **a = argv + 2;
     int n = argc - 2;
     mu_context *c = mu_context_open(&(mu_context_options){.seed = 7, .log_level = MU_LOG_WARN});
-    if (strcmp(command, "save") == 0 && n >= 2) { /* save MODEL OUT [PREFIX] */
+    if (strcmp(command, "save") == 0 && n >= 2) { /* save MODEL OUT [PREFIX [FORMAT]] */
         mu_module *m = network(c, a[0]);
-        MU_OR_DIE(c, mu_save(m, a[1], &(mu_save_options){.prefix = n > 2 ? a[2] : NULL}));
+        const char *format = n > 3 ? a[3] : "torch";
+        mu_file_format f = strcmp(format, "legacy") == 0        ? MU_FORMAT_LEGACY
+                           : strcmp(format, "safetensors") == 0 ? MU_FORMAT_SAFETENSORS
+                                                                : MU_FORMAT_TORCH;
+        MU_OR_DIE(c, mu_save(m, a[1], &(mu_save_options){.prefix = n > 2 ? a[2] : NULL, .format = f}));
     } else if (strcmp(command, "convert") == 0 && n >= 3) { /* convert MODEL IN OUT [loose] [KEY]: load, save */
         mu_module *m = network(c, a[0]);
         mu_load_report r;
