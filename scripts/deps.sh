@@ -7,7 +7,7 @@ set -eu
 
 build="gcc libc6-dev make cmake ninja-build pkg-config libdnnl-dev zlib1g-dev libturbojpeg0-dev libspng-dev
        libjansson-dev dataset-fashion-mnist"
-check="libcmocka-dev g++ binutils unzip python3 python3-numpy python3-torch python3-torchvision python3-pil"
+check="libcmocka-dev g++ binutils unzip ziptool python3 python3-numpy python3-torch python3-torchvision python3-pil"
 ci="clang"
 
 case "${1:-check}" in

@@ -45,9 +45,7 @@ void mui_zip_begin(mui_zip_writer *z, const char *name, uint64_t bytes)
     mui_put_le16(h + 6, FLAGS);
     mui_put_le16(h + 26, (uint16_t)name_bytes);
     mui_put_le16(h + 28, (uint16_t)(wide_bytes + 4 + padding));
-    if (wide_bytes > 0) { /* says that the descriptor has 8-byte sizes */
-        mui_put_le32(h + 18, UINT32_MAX);
-        mui_put_le32(h + 22, UINT32_MAX);
+    if (wide_bytes > 0) { /* says that the descriptor has 8-byte sizes; the header's own stay 0, as torch has them */
         mui_put_le16(extra, 1);
         mui_put_le16(extra + 2, 16);
         mui_put_le64(extra + 4, bytes);
