@@ -26,7 +26,10 @@ typedef struct mu_load_report {
     const char *text;           /* several lines for people: names of everything missing, unexpected, mismatched */
 } mu_load_report;
 
-/* Loads parameters and buffers by name. All or nothing: on error, root is as it was. Prefixes ("module.", "model.",
+/* Loads parameters and buffers by name. All or nothing: on error, root is as it was; a checksum that is
+ * wrong is found before anything is written. Only a group that breaks while the data is on its way (a rank dies) leaves
+ * a mixture behind: load again. Takes little memory beyond the model's, whatever the size of the file: data goes
+ * straight from the mapped file into the model (what the zip deflated is unpacked first). Prefixes ("module.", "model.",
  * ...) are removed or added when only that makes names match, and the report says so. No match at all is MU_ERR_FORMAT.
  * report may be NULL. */
 MU_API mu_status mu_load(mu_module *root, const char *path, const mu_load_options *options, mu_load_report *report);

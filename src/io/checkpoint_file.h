@@ -59,6 +59,8 @@ size_t mui_blob_bytes(const mui_blob *b);
 /* Row-major elements of a tensor in the type it has in the file; bytes as mu_checkpoint_read. */
 mu_status mui_tensor_bytes(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, size_t *bytes) MU_MUST_USE;
 mu_status mui_tensor_load(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, void *out) MU_MUST_USE;
+/* Frees the storage that is kept inflated, if there is one. */
+void mui_checkpoint_drop_inflated(mu_checkpoint_file *k);
 
 /* Fills globals and all_globals, each name once, sorted. */
 mu_status mui_globals_list(mu_checkpoint_file *k) MU_MUST_USE;

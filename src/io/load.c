@@ -11,9 +11,11 @@ static mu_status read_plan(mui_plan *p, const char *path, const mu_load_options 
         return mu_context_status(p->context);
     }
     mu_status s = mui_plan_make(p, k, o);
-    s = s == MU_OK ? mui_plan_read(p, k) : s;
-    mu_checkpoint_close(k);
-    return s;
+    if (s != MU_OK) {
+        mu_checkpoint_close(k);
+        return s;
+    }
+    return mui_plan_verify(p, k);
 }
 
 static mu_status fill_report(mui_plan *p, mu_load_report *out)
@@ -32,21 +34,26 @@ static mu_status fill_report(mui_plan *p, mu_load_report *out)
     return MU_OK;
 }
 
-/* A rank that fails makes all of them go back to what they had. */
+/* Whatever fails makes all ranks go back to what they had, until the last step, in which nothing but the group can. */
 static mu_status apply(mui_plan *p, mu_module *root, mu_group *g, mu_load_report *report)
 {
     mui_snapshot snapshot = {0};
     mu_load_report filled = {0};
-    mu_status s = mui_agree(p->context, g, mui_snapshot_take(&p->states, root, NULL, &snapshot));
+    mu_status s = mui_plan_prepare(p, g);
+    if (s != MU_OK) {
+        return s;
+    }
+    s = mui_snapshot_take(&p->states, p->fragile, root, NULL, &snapshot);
+    s = mui_agree(p->context, g, s == MU_OK ? fill_report(p, &filled) : s);
     if (s == MU_OK) {
-        s = mui_plan_apply(p);
-        s = s == MU_OK ? fill_report(p, &filled) : s;
-        s = mui_agree(p->context, g, s);
+        s = mui_plan_write_laid_out(p, g);
         if (s != MU_OK) {
             mui_snapshot_restore(&snapshot);
-        } else if (report != NULL) {
-            *report = filled;
         }
+    }
+    s = s == MU_OK ? mui_plan_write_plain(p, g) : s;
+    if (s == MU_OK && report != NULL) {
+        *report = filled;
     }
     mui_snapshot_free(&snapshot);
     return s;

@@ -1,8 +1,6 @@
-/* Planning and doing a load. */
+/* Planning a load: what of the file goes where. */
 #include "io/load_plan.h"
 #include "base/alloc.h"
-#include "comm/group.h"
-#include "io/agree.h"
 #include "io/load_convert.h"
 
 #include <inttypes.h>
@@ -70,8 +68,8 @@ mu_status mui_plan_open(mu_context *c, mu_module *root, mui_plan *out)
 void mui_plan_close(mui_plan *p)
 {
     mui_text_free(&p->text);
+    mui_plan_drop_data(p);
     mui_free(p->context, p->items);
-    mui_free(p->context, p->staging);
     mui_states_free(&p->states);
     *p = (mui_plan){0};
 }
@@ -297,144 +295,11 @@ static mu_status make(mui_plan *p, mu_checkpoint_file *k, const mu_load_options 
     return mu_context_status(p->context);
 }
 
-/* Where each taken state has its place in staging; follows from what is taken. */
-static mu_status lay_out(mui_plan *p)
-{
-    p->staging_bytes = 0;
-    for (size_t i = 0; i < p->states.count; i++) {
-        const mu_tensor *t = p->states.items[i].value;
-        if (p->items[i].take) {
-            p->items[i].offset = p->staging_bytes;
-            /* multiples of 64, so that every type is aligned */
-            p->staging_bytes += ((size_t)mui_dims_elements(t->dims) * mu_dtype_bytes(t->dtype) + 63) / 64 * 64;
-        }
-    }
-    p->staging = mui_calloc(p->context, 1, p->staging_bytes);
-    return p->staging != NULL ? MU_OK : MU_ERR_NOMEM;
-}
-
 mu_status mui_plan_make(mui_plan *p, mu_checkpoint_file *k, const mu_load_options *o)
 {
     verdict v;
     verdict_init(&v, p->context);
     mu_status s = make(p, k, o, &v);
     verdict_free(&v);
-    return s == MU_OK ? lay_out(p) : s;
-}
-
-mu_status mui_plan_read(mui_plan *p, mu_checkpoint_file *k)
-{
-    mu_status s = MU_OK;
-    for (size_t i = 0; i < p->states.count && s == MU_OK; i++) {
-        const mui_plan_item *item = &p->items[i];
-        if (!item->take || item->entry == SIZE_MAX) {
-            continue;
-        }
-        const mui_entry *e = &k->tree.entries[item->entry];
-        const mu_tensor *t = p->states.items[i].value;
-        char *to = p->staging + item->offset;
-        if (e->tensor->dtype->carrier == t->dtype) {
-            s = mui_tensor_load(k, e->name, e->tensor, to);
-            continue;
-        }
-        size_t bytes = 0;
-        s = mui_tensor_bytes(k, e->name, e->tensor, &bytes);
-        void *as_stored = s == MU_OK ? mui_alloc(p->context, bytes) : NULL;
-        s = s == MU_OK && as_stored == NULL ? MU_ERR_NOMEM : s;
-        s = s == MU_OK ? mui_tensor_load(k, e->name, e->tensor, as_stored) : s;
-        if (s == MU_OK) {
-            s = mui_convert(p->context, e->tensor->dtype->carrier, t->dtype, mui_dims_elements(t->dims), as_stored, to);
-        }
-        mui_free(p->context, as_stored);
-    }
-    return s;
-}
-
-/* -- sharing ------------------------------------------------------------------------------------------------------ */
-
-typedef struct header {
-    uint64_t states_hash, text_bytes;
-    int64_t counts[4];
-    char removed[MUI_PREFIX_BYTES], added[MUI_PREFIX_BYTES];
-} header;
-
-static header header_of(const mui_plan *p)
-{
-    header h = {.states_hash = mui_states_hash(&p->states),
-                .text_bytes = p->text.length,
-                .counts = {p->loaded, p->missing, p->unexpected, p->mismatched}};
-    memcpy(h.removed, p->removed, sizeof(h.removed));
-    memcpy(h.added, p->added, sizeof(h.added));
-    return h;
-}
-
-/* A receiver takes the reader's decisions: flags is a byte for each state, text the report. */
-static mu_status take_over(mui_plan *p, const header *h, const char *flags, const char *text)
-{
-    p->loaded = h->counts[0];
-    p->missing = h->counts[1];
-    p->unexpected = h->counts[2];
-    p->mismatched = h->counts[3];
-    memcpy(p->removed, h->removed, sizeof(p->removed));
-    memcpy(p->added, h->added, sizeof(p->added));
-    for (size_t i = 0; i < p->states.count; i++) {
-        p->items[i].take = flags[i] != 0;
-    }
-    mui_text_clear(&p->text);
-    mui_text_add(&p->text, "%s", text);
-    return lay_out(p);
-}
-
-mu_status mui_plan_share(mui_plan *p, mu_group *g)
-{
-    if (!mui_is_shared(g)) {
-        return MU_OK;
-    }
-    bool reader = mui_is_reader(g);
-    header h = header_of(p);
-    uint64_t own_hash = h.states_hash;
-    mu_status s = mui_share(p->context, g, &h, sizeof(h));
-    if (s != MU_OK) {
-        return s;
-    }
-    if (h.states_hash != own_hash) {
-        s = mui_fail(p->context, MU_ERR_COMM, "the model of rank %d has other names, shapes or types than that of rank 0",
-                     mu_group_rank(g));
-    }
-    char *flags = mui_calloc(p->context, p->states.count + 1, 1);
-    char *text = mui_calloc(p->context, (size_t)h.text_bytes + 1, 1);
-    s = s == MU_OK && (flags == NULL || text == NULL) ? MU_ERR_NOMEM : s;
-    if (s == MU_OK && reader) {
-        for (size_t i = 0; i < p->states.count; i++) {
-            flags[i] = p->items[i].take;
-        }
-        memcpy(text, mui_text_get(&p->text), p->text.length);
-    }
-    s = mui_agree(p->context, g, s);
-    s = s == MU_OK ? mui_share(p->context, g, flags, p->states.count) : s;
-    s = s == MU_OK ? mui_share(p->context, g, text, (size_t)h.text_bytes) : s;
-    if (s == MU_OK) {
-        s = mui_agree(p->context, g, reader ? MU_OK : take_over(p, &h, flags, text));
-    }
-    s = s == MU_OK ? mui_share(p->context, g, p->staging, p->staging_bytes) : s;
-    mui_free(p->context, flags);
-    mui_free(p->context, text);
-    return s;
-}
-
-mu_status mui_plan_apply(mui_plan *p)
-{
-    mu_status s = MU_OK;
-    for (size_t i = 0; i < p->states.count && s == MU_OK; i++) {
-        mu_tensor *t = p->states.items[i].value;
-        if (p->items[i].take) {
-            s = mui_tensor_set_raw(t, p->staging + p->items[i].offset,
-                                   (size_t)mui_dims_elements(t->dims) * mu_dtype_bytes(t->dtype));
-            if (t->parameter != NULL) {
-                /* Whoever loads is where the file is, however often, not where its optimiser has been. */
-                t->parameter->updates = MUI_STEPS_LOADED;
-            }
-        }
-    }
     return s;
 }

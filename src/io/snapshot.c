@@ -11,9 +11,9 @@ static size_t state_bytes(const mui_state *x)
                                 : (size_t)mui_dims_elements(x->value->dims) * mu_dtype_bytes(x->value->dtype);
 }
 
-static bool is_kept(const mui_states *s, size_t i)
+static bool is_kept(const mui_snapshot *s, size_t i)
 {
-    return s->items[i].same_as == i && s->items[i].value->data != NULL;
+    return s->which[i] && s->states->items[i].value->data != NULL;
 }
 
 static mu_status keep_optimizer(mui_snapshot *s, mu_module *root)
@@ -43,16 +43,17 @@ static mu_status keep_optimizer(mui_snapshot *s, mu_module *root)
     return MU_OK;
 }
 
-mu_status mui_snapshot_take(const mui_states *states, mu_module *root, mu_optimizer *optimizer, mui_snapshot *out)
+mu_status mui_snapshot_take(const mui_states *states, const bool *which, mu_module *root, mu_optimizer *optimizer,
+                            mui_snapshot *out)
 {
-    mui_snapshot s = {.context = states->context, .states = states, .optimizer = optimizer};
+    mui_snapshot s = {.context = states->context, .states = states, .which = which, .optimizer = optimizer};
     size_t bytes = 0;
     for (size_t i = 0; i < states->count; i++) {
         const mu_tensor *t = states->items[i].value;
-        if (states->items[i].parameter == NULL && !mui_tensor_is_plain(t)) {
+        if (which[i] && states->items[i].parameter == NULL && !mui_tensor_is_plain(t)) {
             return mui_fail(s.context, MU_ERR_INTERNAL, "buffer %s has a layout of its own", states->items[i].name);
         }
-        bytes += is_kept(states, i) ? state_bytes(&states->items[i]) : 0;
+        bytes += is_kept(&s, i) ? state_bytes(&states->items[i]) : 0;
     }
     s.values = mui_alloc(s.context, bytes);
     mu_status status = s.values == NULL ? MU_ERR_NOMEM : optimizer != NULL ? keep_optimizer(&s, root) : MU_OK;
@@ -62,7 +63,7 @@ mu_status mui_snapshot_take(const mui_states *states, mu_module *root, mu_optimi
     }
     char *at = s.values;
     for (size_t i = 0; i < states->count; i++) {
-        if (is_kept(states, i)) {
+        if (is_kept(&s, i)) {
             memcpy(at, states->items[i].value->data, state_bytes(&states->items[i]));
             at += state_bytes(&states->items[i]);
         }
@@ -75,7 +76,7 @@ void mui_snapshot_restore(mui_snapshot *s)
 {
     const char *at = s->values;
     for (size_t i = 0; i < s->states->count; i++) {
-        if (is_kept(s->states, i)) {
+        if (is_kept(s, i)) {
             memcpy(s->states->items[i].value->data, at, state_bytes(&s->states->items[i]));
             at += state_bytes(&s->states->items[i]);
         }

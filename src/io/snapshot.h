@@ -9,9 +9,10 @@
 typedef struct mui_snapshot {
     mu_context *context;
     const mui_states *states;
+    const bool *which;
     mui_store *store;        /* whose state slabs are kept; NULL: no optimiser */
     mu_optimizer *optimizer;
-    char *values;            /* of each distinct state, in order */
+    char *values;            /* of each state that is kept, in order */
     float *slabs;
     mui_optimizer_entry *progress;
     int64_t parameters;
@@ -19,8 +20,9 @@ typedef struct mui_snapshot {
     float lr;
 } mui_snapshot;
 
-/* optimizer may be NULL. On error nothing is left to free. */
-mu_status mui_snapshot_take(const mui_states *states, mu_module *root, mu_optimizer *optimizer,
+/* Of the states those with which[i], true at most where same_as is i; which must live as long as the snapshot. optimizer
+ * may be NULL. On error nothing is left to free. */
+mu_status mui_snapshot_take(const mui_states *states, const bool *which, mu_module *root, mu_optimizer *optimizer,
                             mui_snapshot *out) MU_MUST_USE;
 void mui_snapshot_restore(mui_snapshot *s);
 void mui_snapshot_free(mui_snapshot *s);

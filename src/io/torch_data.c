@@ -1,7 +1,7 @@
 /* Elements out of storages: any strides and offsets, byte order, and the odd flags of a view. */
 #include "base/alloc.h"
 #include "base/os.h"
-#include "io/tensor_source.h"
+#include "io/file_elements.h"
 
 #include <string.h>
 
@@ -34,6 +34,13 @@ mu_status mui_tensor_bytes(mu_checkpoint_file *k, const char *name, const mui_fi
     return MU_OK;
 }
 
+void mui_checkpoint_drop_inflated(mu_checkpoint_file *k)
+{
+    mui_free(k->context, k->inflated);
+    k->inflated = NULL;
+    k->inflated_blob = NULL;
+}
+
 static mu_status blob_data(mu_checkpoint_file *k, const mui_blob *b, const unsigned char **data)
 {
     if (b->member == NULL) {
@@ -47,7 +54,7 @@ static mu_status blob_data(mu_checkpoint_file *k, const mui_blob *b, const unsig
     void *owned = NULL;
     mu_status s = mui_zip_read(&k->zip, b->member, data, &owned);
     if (s == MU_OK && owned != NULL) {
-        mui_free(k->context, k->inflated);
+        mui_checkpoint_drop_inflated(k);
         k->inflated = owned;
         k->inflated_blob = b;
     }
@@ -146,7 +153,7 @@ static bool is_contiguous(const mui_view *v)
     return v->ndim == 0 || (v->ndim == 1 && v->stride[0] == 1);
 }
 
-mu_status mui_source_open(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, mui_source *out)
+mu_status mui_elements_open(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, mui_elements *out)
 {
     size_t bytes = 0;
     const unsigned char *data = NULL;
@@ -165,7 +172,7 @@ mu_status mui_source_open(mu_checkpoint_file *k, const char *name, const mui_fil
     if (s != MU_OK) {
         return s;
     }
-    mui_source r = {.tensor = t, .first = data, .elements = (int64_t)(bytes / t->dtype->bytes)};
+    mui_elements r = {.tensor = t, .first = data, .elements = (int64_t)(bytes / t->dtype->bytes)};
     r.mapped = b->member == NULL || b->member->method == 0;
     if (r.elements > 0) {
         /* The reference counts its own elements, the view those of the tensor's type; both lie inside the blob. */
@@ -178,7 +185,7 @@ mu_status mui_source_open(mu_checkpoint_file *k, const char *name, const mui_fil
     return MU_OK;
 }
 
-void mui_source_read(const mui_source *s, int64_t from, int64_t n, void *out)
+void mui_elements_read(const mui_elements *s, int64_t from, int64_t n, void *out)
 {
     const mui_file_tensor *t = s->tensor;
     size_t bytes = (size_t)n * t->dtype->bytes;
@@ -204,10 +211,10 @@ void mui_source_read(const mui_source *s, int64_t from, int64_t n, void *out)
 
 mu_status mui_tensor_load(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, void *out)
 {
-    mui_source from;
-    mu_status s = mui_source_open(k, name, t, &from);
+    mui_elements from;
+    mu_status s = mui_elements_open(k, name, t, &from);
     if (s == MU_OK) {
-        mui_source_read(&from, 0, from.elements, out);
+        mui_elements_read(&from, 0, from.elements, out);
     }
     return s;
 }

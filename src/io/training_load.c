@@ -22,9 +22,11 @@ static mu_status read_file(mui_plan *p, mui_training_state *t, const char *path)
     }
     s = s == MU_OK ? mui_training_state_read(t, k) : s;
     s = s == MU_OK ? mui_plan_make(p, k, &(mu_load_options){.key = "model"}) : s;
-    s = s == MU_OK ? mui_plan_read(p, k) : s;
-    mu_checkpoint_close(k);
-    return s;
+    if (s != MU_OK) {
+        mu_checkpoint_close(k);
+        return s;
+    }
+    return mui_plan_verify(p, k);
 }
 
 /* Numbers, then the note, then the optimiser's state. */
@@ -55,23 +57,33 @@ static mu_status share_state(mui_training_state *t, mu_group *g)
     return s == MU_OK ? mui_share(t->context, g, t->floats, (size_t)t->floats_count * sizeof(*t->floats)) : s;
 }
 
+/* The optimiser first: like a tensor that a kernel has laid out its state may refuse to be written, and goes back. */
+static mu_status write_all(mui_plan *p, mui_training_state *t, mu_group *g, mui_snapshot *snapshot)
+{
+    mu_status s = mui_agree(p->context, g, mui_training_state_apply(t));
+    s = s == MU_OK ? mui_plan_write_laid_out(p, g) : s;
+    if (s != MU_OK) {
+        mui_snapshot_restore(snapshot);
+        return s;
+    }
+    return mui_plan_write_plain(p, g);
+}
+
 static mu_status apply(mui_plan *p, mui_training_state *t, mu_training *out, mu_group *g)
 {
     mui_snapshot snapshot = {0};
     const char *note = NULL;
-    mu_status s = mui_agree(p->context, g, mui_snapshot_take(&p->states, out->model, t->optimizer, &snapshot));
-    if (s == MU_OK) {
-        s = mui_plan_apply(p);
-        s = s == MU_OK ? mui_training_state_apply(t) : s;
-        if (s == MU_OK && t->note != NULL) {
-            note = mui_keep_text(p->context, MUI_KEPT_NOTE, t->note);
-            s = note != NULL ? MU_OK : MU_ERR_NOMEM;
-        }
-        s = mui_agree(p->context, g, s);
-        if (s != MU_OK) {
-            mui_snapshot_restore(&snapshot);
-        }
+    mu_status s = mui_plan_prepare(p, g);
+    if (s != MU_OK) {
+        return s;
     }
+    s = mui_snapshot_take(&p->states, p->fragile, out->model, t->optimizer, &snapshot);
+    if (s == MU_OK && t->note != NULL) {
+        note = mui_keep_text(p->context, MUI_KEPT_NOTE, t->note);
+        s = note != NULL ? MU_OK : MU_ERR_NOMEM;
+    }
+    s = mui_agree(p->context, g, s);
+    s = s == MU_OK ? write_all(p, t, g, &snapshot) : s;
     mui_snapshot_free(&snapshot);
     if (s == MU_OK) {
         out->epoch = t->numbers.epoch;

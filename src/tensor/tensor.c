@@ -365,6 +365,11 @@ mu_status mui_tensor_get_raw(const mu_tensor *t, void *out, size_t bytes)
     return s == MU_OK ? copy_out(t, out) : s;
 }
 
+mu_status mui_tensor_check_writable(const mu_tensor *t)
+{
+    return writable(t);
+}
+
 mu_status mui_tensor_set_raw(mu_tensor *t, const void *in, size_t bytes)
 {
     mu_status s = writable(t);

@@ -66,5 +66,8 @@ mu_status mui_from_float(mu_context *c, mu_dtype to, int64_t n, const float *src
 /* Raw access for loading and saving: the elements row-major in the tensor's own dtype, bytes = elements * size. */
 mu_status mui_tensor_get_raw(const mu_tensor *t, void *out, size_t bytes) MU_MUST_USE;
 mu_status mui_tensor_set_raw(mu_tensor *t, const void *in, size_t bytes) MU_MUST_USE;
+/* Raises what mui_tensor_set_raw would before it writes. A plain tensor may then be written in place, at t->data, with
+ * mui_tensor_touch to say so. */
+mu_status mui_tensor_check_writable(const mu_tensor *t) MU_MUST_USE;
 
 #endif
