@@ -1,5 +1,5 @@
-"""Seeds for fuzz_pickle and fuzz_checkpoint: FOLDER/pickle and FOLDER/checkpoint, from Python's pickle, from PyTorch
-where it is there, and from the case files in CASES where they are there."""
+"""Seeds for the targets that read checkpoints: FOLDER/pickle, FOLDER/zip, FOLDER/legacy and FOLDER/checkpoint, from
+Python's pickle and zipfile, from PyTorch where it is there, and from the case files in CASES where they are there."""
 import collections
 import io
 import os
@@ -21,6 +21,26 @@ def values():
     yield collections.OrderedDict([("w", (1, 2, 3)), ("v", {1, 2}), ("u", frozenset([4])), ("t", bytearray(b"z"))])
     yield [deep, cycle, 1 + 2j, range(3), slice(1, 2), Exception("no"), int, print]
     yield ["s" * 300, b"b" * 300] * 2 + list(range(1100))
+
+
+def zips():
+    for name, method in ("stored", zipfile.ZIP_STORED), ("deflated", zipfile.ZIP_DEFLATED):
+        f = io.BytesIO()
+        with zipfile.ZipFile(f, "w", method) as z:
+            z.writestr("r/data.pkl", pickle.dumps({"a": [1, 2]}, 2))
+            z.writestr("r/data/0", bytes(range(256)) * 2)
+            z.writestr("r/data/1", b"")
+            with z.open(zipfile.ZipInfo("r/version"), "w", force_zip64=True) as member:
+                member.write(b"3\n")
+        yield name, f.getvalue()
+
+
+def after_head(data):
+    """What fuzz_legacy takes: a legacy stream without its first three pickles."""
+    f = io.BytesIO(data)
+    for _ in range(3):
+        pickle.load(f)
+    return f.read()
 
 
 def with_torch(put):
@@ -46,7 +66,7 @@ def main():
         with open(os.path.join(root, kind, name), "wb") as f:
             f.write(data)
 
-    for kind in "pickle", "checkpoint":
+    for kind in "pickle", "zip", "legacy", "checkpoint":
         shutil.rmtree(os.path.join(root, kind), ignore_errors=True)
         os.makedirs(os.path.join(root, kind))
     for i, value in enumerate(values()):
@@ -63,15 +83,25 @@ def main():
             if os.path.isfile(path) and os.path.getsize(path) <= MOST_BYTES:
                 with open(path, "rb") as f:
                     put("checkpoint", part + "_" + name, f.read())
+    for name, data in zips():
+        for verified in b"\0", b"\1":
+            put("zip", name + verified.hex(), verified + data)
     for name in os.listdir(os.path.join(root, "checkpoint")):
-        path = os.path.join(root, "checkpoint", name)
+        with open(os.path.join(root, "checkpoint", name), "rb") as f:
+            data = f.read()
+        if data[:2] == b"PK":
+            put("zip", name, b"\1" + data)
         try:
-            with zipfile.ZipFile(path) as z:
+            with zipfile.ZipFile(io.BytesIO(data)) as z:
                 for member in z.namelist():
                     if member.endswith("data.pkl"):
                         put("pickle", name, z.read(member))
         except Exception:  # bad on purpose, or legacy: that begins with a bare pickle
-            shutil.copy(path, os.path.join(root, "pickle", name))
+            put("pickle", name, data)
+            try:
+                put("legacy", name, after_head(data))
+            except Exception:  # not even that
+                pass
 
 
 main()
