@@ -4,7 +4,8 @@
  *   "file"      the path as given
  *   "format"    "torch zip", "torch legacy" or "torchscript"
  *   "tensors"   in file order; each {"name", "dtype", "shape": [..], "bytes", "tied_to": name or null,
- *               "note": text or null, and with --hash "sha256": 64 digits or null}
+ *               "location": where PyTorch had it, e.g. "cuda:0", "" when not told, "note": text or null, and with --hash "sha256": 64 digits or null}
+ *   "arrays"    NumPy's arrays and scalars, in the same form
  *   "storages"  bare storages, as one-dimensional tensors, in the same form
  *   "bytes"     of all tensors, tied ones once
  *   "state_dicts" the parts that --key can name and that can be meant without it: each {"path", "tensors": how many}
@@ -198,14 +199,21 @@ static void put_shape(mu_dims d, const char *open, const char *shut)
     fputs(shut, stdout);
 }
 
-/* Tensors, or bare storages, as a JSON array. */
-static bool json_entries(mu_context *c, mu_checkpoint_file *k, const inspect_options *o, bool storages)
+typedef enum entry_kind { TENSOR, ARRAY, STORAGE } entry_kind;
+
+static entry_kind kind_of(mu_checkpoint_entry e)
+{
+    return e.is_storage ? STORAGE : e.is_array ? ARRAY : TENSOR;
+}
+
+/* The entries of one kind as a JSON array. */
+static bool json_entries(mu_context *c, mu_checkpoint_file *k, const inspect_options *o, entry_kind kind)
 {
     bool first = true;
     for (int64_t i = 0; i < mu_checkpoint_count(k); i++) {
         mu_checkpoint_entry e = mu_checkpoint_get(k, i);
         char hex[65] = "";
-        if (e.is_storage != storages) {
+        if (kind_of(e) != kind) {
             continue;
         }
         if (o->hash && !hash_entry(c, k, i, hex)) {
@@ -218,6 +226,8 @@ static bool json_entries(mu_context *c, mu_checkpoint_file *k, const inspect_opt
         put_shape(e.dims, "[", "]");
         printf(", \"bytes\": %llu, \"tied_to\": ", (unsigned long long)bytes_of(e));
         put_json(e.tied_to);
+        fputs(", \"location\": ", stdout);
+        put_json(e.location);
         fputs(", \"note\": ", stdout);
         put_json(e.note);
         if (o->hash) {
@@ -234,7 +244,7 @@ static uint64_t total_bytes(const mu_checkpoint_file *k)
     uint64_t all = 0;
     for (int64_t i = 0; i < mu_checkpoint_count(k); i++) {
         mu_checkpoint_entry e = mu_checkpoint_get(k, i);
-        if (!e.is_storage && e.tied_to == NULL && __builtin_add_overflow(all, bytes_of(e), &all)) {
+        if (kind_of(e) == TENSOR && e.tied_to == NULL && __builtin_add_overflow(all, bytes_of(e), &all)) {
             all = UINT64_MAX;
         }
     }
@@ -246,11 +256,15 @@ static bool print_json(mu_context *c, mu_checkpoint_file *k, const inspect_optio
     fputs("{\"file\": ", stdout);
     put_json(o->file);
     printf(",\n \"format\": \"%s\",\n \"tensors\": [", mu_checkpoint_format(k));
-    if (!json_entries(c, k, o, false)) {
+    if (!json_entries(c, k, o, TENSOR)) {
+        return false;
+    }
+    fputs("],\n \"arrays\": [", stdout);
+    if (!json_entries(c, k, o, ARRAY)) {
         return false;
     }
     fputs("],\n \"storages\": [", stdout);
-    if (!json_entries(c, k, o, true)) {
+    if (!json_entries(c, k, o, STORAGE)) {
         return false;
     }
     printf("],\n \"bytes\": %llu,\n \"state_dicts\": [", (unsigned long long)total_bytes(k));
@@ -293,7 +307,7 @@ static bool print_text(mu_context *c, mu_checkpoint_file *k, const inspect_optio
         mu_checkpoint_entry e = mu_checkpoint_get(k, i);
         size_t n = strlen(e.name);
         width = n <= 60 && (int)n > width ? (int)n : width;
-        tensors += !e.is_storage;
+        tensors += kind_of(e) == TENSOR;
         storages += e.is_storage;
     }
     printf("%s: %s, %lld tensor%s, ", o->file, mu_checkpoint_format(k), (long long)tensors, tensors == 1 ? "" : "s");
@@ -318,6 +332,9 @@ static bool print_text(mu_context *c, mu_checkpoint_file *k, const inspect_optio
         }
         if (e.is_storage) {
             fputs("  bare storage", stdout);
+        }
+        if (e.is_array) {
+            fputs("  NumPy", stdout);
         }
         if (e.tied_to != NULL) {
             fputs("  tied to ", stdout);

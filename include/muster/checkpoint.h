@@ -85,6 +85,8 @@ typedef struct mu_checkpoint_entry {
     mu_dims dims;
     const char *tied_to;     /* name of an earlier entry with the same storage and view, or NULL */
     const char *note;        /* why it cannot be loaded into a model, e.g. "sparse: cannot be read"; NULL: it can be */
+    const char *location;    /* where PyTorch had it: "cpu", "cuda:0"; "" when the file does not say */
+    bool is_array;           /* not a tensor but a NumPy array or scalar */
     bool is_storage;         /* not a tensor but a bare storage, seen as one dimension */
     bool is_parameter;       /* the file says so: a pickled module and a pickled Parameter do, a state dict's tensors do */
     bool is_buffer;          /* not; then both are false */
@@ -103,6 +105,15 @@ MU_API mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_
 /* The elements of entry i, row-major, little-endian, bytes = elements times mu_dtype_bytes. out NULL: only checks that
  * it can be read, and that it is not larger than max_tensor_bytes (a file may claim 2^40 elements over 4 bytes). */
 MU_API mu_status mu_checkpoint_read(mu_checkpoint_file *k, int64_t i, void *out, size_t bytes) MU_MUST_USE;
+/* How a quantised tensor's integers become numbers: (integer - zero point) * scale, one pair for the whole tensor or one
+ * for each index of a dimension. */
+typedef struct mu_quantization {
+    const char *scheme;        /* "per_tensor_affine", "per_channel_affine", ...; NULL: the entry is not quantised */
+    int axis;                  /* the dimension; -1: the whole tensor */
+    int64_t count;             /* of scales and of zero points: 1, or the size of that dimension */
+    const double *scales, *zero_points; /* [count], owned by the checkpoint */
+} mu_quantization;
+MU_API mu_status mu_checkpoint_quantization(mu_checkpoint_file *k, int64_t i, mu_quantization *out) MU_MUST_USE;
 /* Names that Python would import or call to load the file, outside the harmless set; and all names, with those that
  * only build data. NULL-terminated, sorted; names beyond 500 bytes are cut. */
 MU_API const char *const *mu_checkpoint_globals(const mu_checkpoint_file *k);

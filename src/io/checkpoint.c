@@ -35,6 +35,27 @@ static mui_blob *find_blob(void *user, mui_slice key)
     return mui_blob_find(user, key);
 }
 
+/* The location as a C string. Most references name the same bytes of the pickle, and then share one text; a long one is
+ * cut, since many may share it. */
+static mu_status set_place(mu_checkpoint_file *k, mui_storage_ref *r, const mui_storage_ref *before)
+{
+    if (before != NULL && before->location.data == r->location.data && before->location.bytes == r->location.bytes) {
+        r->place = before->place;
+        return MU_OK;
+    }
+    size_t n = r->location.bytes < MUI_MAX_PLACE_BYTES ? r->location.bytes : MUI_MAX_PLACE_BYTES;
+    char *text = mui_arena_alloc(&k->texts, n + 1);
+    if (text == NULL) {
+        return mu_context_status(k->context);
+    }
+    if (n > 0) {
+        memcpy(text, r->location.data, n);
+    }
+    text[n] = '\0';
+    r->place = text;
+    return MU_OK;
+}
+
 mu_status mui_refs_read(mu_checkpoint_file *k, bool legacy)
 {
     size_t n = k->pickle.persistent_count;
@@ -45,6 +66,9 @@ mu_status mui_refs_read(mu_checkpoint_file *k, bool legacy)
     for (size_t i = 0; i < n; i++) {
         mu_status s = mui_storage_ref_read(k->context, k->path, k->pickle.persistent[i]->id, legacy, find_blob, k,
                                            &k->refs[i]);
+        if (s == MU_OK) {
+            s = set_place(k, &k->refs[i], i > 0 ? &k->refs[i - 1] : NULL);
+        }
         if (s != MU_OK) {
             return s;
         }
@@ -57,6 +81,9 @@ static void destroy(void *object)
     mu_checkpoint_file *k = object;
     mu_context *c = k->context;
     mui_free(c, k->inflated);
+    for (size_t i = 0; i < k->blob_count; i++) {
+        mui_free(c, k->blobs[i].inflated);
+    }
     mui_free(c, k->dicts);
     mui_free(c, k->all_globals);
     mui_free(c, k->globals);
@@ -66,6 +93,7 @@ static void destroy(void *object)
     mui_pickle_free(&k->keys);
     mui_pickle_free(&k->pickle);
     mui_free(c, k->pickle_bytes);
+    mui_arena_free(&k->scales);
     mui_arena_free(&k->texts);
     mui_zip_close(&k->zip);
     mui_filemap_close(&k->map);
@@ -85,7 +113,7 @@ static mu_status fill(mu_checkpoint_file *k)
                                                  : mui_torch_zip_open(k);
     }
     if (s == MU_OK && k->pickle.value != NULL) {
-        mui_meaning meaning = {k->context, k->path, k->refs};
+        mui_meaning meaning = {.context = k->context, .path = k->path, .refs = k->refs};
         s = mui_tree_build(&meaning, k->pickle.value, k->pickle.used, &k->tree);
     }
     if (s == MU_OK) {
@@ -121,6 +149,7 @@ mu_checkpoint_file *mu_checkpoint_open_with(mu_context *c, const char *path, con
     k->context = c;
     k->limits = limits;
     mui_arena_init(&k->texts, c);
+    mui_arena_init(&k->scales, c);
     k->path = mui_strdup(c, path);
     if (k->path == NULL || fill(k) != MU_OK) {
         destroy(k);
@@ -150,7 +179,7 @@ int64_t mu_checkpoint_count(const mu_checkpoint_file *k)
 
 mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_t i)
 {
-    mu_checkpoint_entry e = {.name = "", .dtype_name = ""};
+    mu_checkpoint_entry e = {.name = "", .dtype_name = "", .location = ""};
     if (k == NULL || i < 0 || (uint64_t)i >= k->tree.count) {
         return e;
     }
@@ -161,6 +190,8 @@ mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_t i)
     e.dtype_name = t->dtype != NULL ? t->dtype->name : "unknown";
     e.tied_to = from->tied_to != SIZE_MAX ? k->tree.entries[from->tied_to].name : NULL;
     e.note = t->note;
+    e.location = t->storage != NULL ? t->storage->place : "";
+    e.is_array = t->array;
     e.is_storage = t->bare_storage;
     e.is_parameter = from->role == MUI_PARAMETER;
     e.is_buffer = from->role == MUI_BUFFER;

@@ -34,6 +34,8 @@ struct mu_checkpoint_file {
     const char **globals;    /* those that run code, NULL-terminated */
     const char **all_globals;
     mui_arena texts;         /* of globals and names */
+    mui_arena scales;        /* of quantised tensors */
+    uint64_t scales_read;    /* how many so far */
     mu_state_dict *dicts;    /* candidates, in file order */
     size_t dict_count;
     const mui_blob *inflated_blob; /* the one blob kept inflated */

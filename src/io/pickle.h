@@ -13,7 +13,7 @@ typedef enum mui_kind {
     MUI_NONE = 0,
     MUI_BOOL,
     MUI_INT,
-    MUI_BIGINT, /* more than 64 bits: little-endian two's complement bytes */
+    MUI_BIGINT, /* more than 64 bits: little-endian two's complement bytes; its digits in protocol 0 */
     MUI_FLOAT,
     MUI_STR,    /* UTF-8, lone surrogates allowed */
     MUI_BYTES,

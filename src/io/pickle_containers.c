@@ -11,7 +11,7 @@ static mu_status seq_reserve(mui_machine *m, mui_seq *s, size_t more)
         return MU_OK;
     }
     /* Doubling in an arena wastes at most as much again. */
-    size_t capacity = s->capacity < 4 ? 4 : s->capacity * 2;
+    size_t capacity = s->capacity * 2; /* the first time, what is asked for: most things are made whole */
     capacity = capacity < s->count + more ? s->count + more : capacity;
     mui_value **items = mui_arena_calloc(&m->p->arena, capacity, sizeof(mui_value *));
     if (items == NULL) {
@@ -132,6 +132,9 @@ static mu_status check_callable(mui_machine *m, const mui_value *v)
 static mu_status push_object(mui_machine *m, mui_value *callable, mui_value *args, mui_value *kwargs)
 {
     MUI_CHECK(check_callable(m, callable));
+    if (kwargs != NULL && kwargs->kind != MUI_DICT) {
+        return mui_machine_fail(m, MU_ERR_FORMAT, "the arguments by name are a %s", mui_kind_name(kwargs->kind));
+    }
     if (args->kind != MUI_TUPLE) {
         return mui_machine_fail(m, MU_ERR_FORMAT, "the arguments are a %s", mui_kind_name(args->kind));
     }
@@ -164,16 +167,7 @@ static mu_status do_old_instance(mui_machine *m)
     mui_value **items = NULL, *callable = NULL, *args = NULL;
     size_t count = 0;
     if (m->op == 'i') {
-        callable = mui_machine_new(m, MUI_GLOBAL);
-        if (callable == NULL) {
-            return mui_machine_push(m, NULL);
-        }
-        MUI_CHECK(mui_machine_line(m, &callable->global.module));
-        MUI_CHECK(mui_machine_line(m, &callable->global.name));
-        if (!MUI_GROW(m->context, m->p->globals, m->p->global_count, m->p->global_capacity)) {
-            return MU_ERR_NOMEM;
-        }
-        m->p->globals[m->p->global_count++] = callable;
+        MUI_CHECK(mui_machine_global_lines(m, &callable));
         MUI_CHECK(mui_machine_pop_mark(m, &items, &count));
     } else {
         MUI_CHECK(mui_machine_pop_mark(m, &items, &count));

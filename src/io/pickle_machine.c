@@ -6,6 +6,7 @@
 #include "io/bytes.h"
 
 #include <errno.h>
+#include <locale.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,38 +112,6 @@ mu_status mui_machine_line(mui_machine *m, mui_slice *out)
     return MU_OK;
 }
 
-static mu_status push_text(mui_machine *m, mui_kind kind, const unsigned char *data, uint64_t bytes)
-{
-    mui_value *v = mui_machine_new(m, kind);
-    if (v != NULL) {
-        v->text = (mui_slice){(const char *)data, (size_t)bytes};
-    }
-    return mui_machine_push(m, v);
-}
-
-static mu_status push_unicode(mui_machine *m, uint64_t bytes)
-{
-    const unsigned char *data = NULL;
-    MUI_CHECK(mui_machine_take(m, bytes, &data));
-    if (!mui_is_utf8((const char *)data, (size_t)bytes)) {
-        return mui_machine_fail(m, MU_ERR_FORMAT, "the text is not UTF-8");
-    }
-    return push_text(m, MUI_STR, data, bytes);
-}
-
-static mu_status push_bytes(mui_machine *m, uint64_t bytes)
-{
-    const unsigned char *data = NULL;
-    MUI_CHECK(mui_machine_take(m, bytes, &data));
-    return push_text(m, MUI_BYTES, data, bytes);
-}
-
-/* Python 2's str: text where it can be. */
-static mu_status push_string(mui_machine *m, const unsigned char *data, uint64_t bytes)
-{
-    return push_text(m, mui_is_utf8((const char *)data, (size_t)bytes) ? MUI_STR : MUI_BYTES, data, bytes);
-}
-
 static mu_status push_int(mui_machine *m, int64_t i)
 {
     mui_value *v = mui_machine_new(m, MUI_INT);
@@ -159,8 +128,12 @@ static mu_status push_long(mui_machine *m, uint64_t bytes)
     if (bytes > MAX_BIGINT_BYTES) {
         return mui_machine_fail(m, MU_ERR_LIMIT, "an integer of %llu bytes", (unsigned long long)bytes);
     }
+    /* Bytes that only repeat the sign add nothing. */
+    while (bytes > 8 && data[bytes - 1] == ((data[bytes - 2] & 0x80) != 0 ? 0xff : 0)) {
+        bytes--;
+    }
     if (bytes > 8) {
-        return push_text(m, MUI_BIGINT, data, bytes);
+        return mui_machine_text(m, MUI_BIGINT, data, bytes);
     }
     uint64_t v = bytes > 0 && (data[bytes - 1] & 0x80) != 0 ? UINT64_MAX : 0;
     for (size_t i = (size_t)bytes; i-- > 0;) {
@@ -177,17 +150,21 @@ static mu_status push_int_line(mui_machine *m)
         return mui_machine_push(m, line.data[1] == '1' ? m->yes : m->no);
     }
     size_t n = line.bytes > 0 && line.data[line.bytes - 1] == 'L' ? line.bytes - 1 : line.bytes;
-    char text[32];
-    if (n == 0 || n >= sizeof(text)) {
-        return mui_machine_fail(m, MU_ERR_UNSUPPORTED, "an integer of %zu digits as text", n);
+    size_t sign = n > 0 && (line.data[0] == '-' || line.data[0] == '+');
+    bool good = n > sign;
+    for (size_t i = sign; good && i < n; i++) {
+        good = line.data[i] >= '0' && line.data[i] <= '9';
     }
-    memcpy(text, line.data, n);
-    text[n] = '\0';
-    char *end = NULL;
+    if (!good) {
+        return mui_machine_fail(m, MU_ERR_FORMAT, "'%.*s' is not an integer", (int)(n < 20 ? n : 20), line.data);
+    }
+    char text[32] = "";
+    memcpy(text, line.data, n < sizeof(text) ? n : 0);
     errno = 0;
-    long long v = strtoll(text, &end, 10);
-    if (*end != '\0' || end == text || errno != 0 || strlen(text) != n) {
-        return mui_machine_fail(m, MU_ERR_FORMAT, "'%.20s' is not an integer of 64 bits", text);
+    long long v = strtoll(text, NULL, 10);
+    if (n >= sizeof(text) || errno != 0) {
+        return n <= MAX_BIGINT_BYTES ? mui_machine_text(m, MUI_BIGINT, (const unsigned char *)line.data, n)
+                                     : mui_machine_fail(m, MU_ERR_LIMIT, "an integer of %zu digits", n);
     }
     return push_int(m, v);
 }
@@ -216,26 +193,15 @@ static mu_status push_float(mui_machine *m)
     }
     memcpy(text, line.data, line.bytes);
     text[line.bytes] = '\0';
+    char *point = strchr(text, '.'); /* strtod wants the program's locale's, which may be a comma */
+    if (point != NULL) {
+        *point = localeconv()->decimal_point[0];
+    }
     v->f = strtod(text, &end);
-    if (*end != '\0' || strlen(text) != line.bytes) {
+    if (*end != '\0' || strlen(text) != line.bytes || strpbrk(text, "xX \t") != NULL) {
         return mui_machine_fail(m, MU_ERR_FORMAT, "'%.30s' is not a number", text);
     }
     return mui_machine_push(m, v);
-}
-
-/* STRING: a quoted line with escapes. Only what needs no unescaping is taken: keys and class names. */
-static mu_status push_quoted(mui_machine *m)
-{
-    mui_slice line = {0};
-    MUI_CHECK(mui_machine_line(m, &line));
-    if (line.bytes < 2 || (line.data[0] != '\'' && line.data[0] != '"') || line.data[line.bytes - 1] != line.data[0]) {
-        return mui_machine_fail(m, MU_ERR_FORMAT, "the text is not quoted");
-    }
-    if (memchr(line.data, '\\', line.bytes) != NULL) {
-        /* Kept as it stands, as bytes: no key of a state dict looks so. */
-        return push_text(m, MUI_BYTES, (const unsigned char *)line.data + 1, line.bytes - 2);
-    }
-    return push_string(m, (const unsigned char *)line.data + 1, line.bytes - 2);
 }
 
 static mu_status memo_put(mui_machine *m, uint64_t index)
@@ -283,34 +249,47 @@ static mu_status memo_line(mui_machine *m)
     return m->op == 'p' ? memo_put(m, index) : memo_get(m, index);
 }
 
-static mu_status push_global(mui_machine *m)
+mu_status mui_machine_global(mui_machine *m, mui_slice module, mui_slice name, mui_value **out)
 {
     mui_value *v = mui_machine_new(m, MUI_GLOBAL);
     if (v == NULL) {
-        return mui_machine_push(m, NULL);
+        return mu_context_status(m->context);
     }
-    if (m->op == 'c') {
-        MUI_CHECK(mui_machine_line(m, &v->global.module));
-        MUI_CHECK(mui_machine_line(m, &v->global.name));
-    } else {
-        mui_value *module = NULL, *name = NULL;
-        MUI_CHECK(mui_machine_pop(m, &name));
-        MUI_CHECK(mui_machine_pop(m, &module));
-        if (module->kind != MUI_STR || name->kind != MUI_STR) {
-            return mui_machine_fail(m, MU_ERR_FORMAT, "a %s and a %s are not a module and a name",
-                                    mui_kind_name(module->kind), mui_kind_name(name->kind));
-        }
-        v->global.module = module->text;
-        v->global.name = name->text;
-    }
-    if (!mui_is_utf8(v->global.module.data, v->global.module.bytes) ||
-        !mui_is_utf8(v->global.name.data, v->global.name.bytes)) {
-        return mui_machine_fail(m, MU_ERR_FORMAT, "the class name is not UTF-8");
-    }
+    v->global.module = module;
+    v->global.name = name;
     if (!MUI_GROW(m->context, m->p->globals, m->p->global_count, m->p->global_capacity)) {
         return MU_ERR_NOMEM;
     }
     m->p->globals[m->p->global_count++] = v;
+    *out = v;
+    return MU_OK;
+}
+
+mu_status mui_machine_global_lines(mui_machine *m, mui_value **out)
+{
+    mui_slice module = {0}, name = {0};
+    MUI_CHECK(mui_machine_line(m, &module));
+    MUI_CHECK(mui_machine_line(m, &name));
+    if (!mui_is_utf8(module.data, module.bytes) || !mui_is_utf8(name.data, name.bytes)) {
+        return mui_machine_fail(m, MU_ERR_FORMAT, "the class name is not UTF-8");
+    }
+    return mui_machine_global(m, module, name, out);
+}
+
+static mu_status push_global(mui_machine *m)
+{
+    mui_value *module = NULL, *name = NULL, *v = NULL;
+    if (m->op == 'c') {
+        MUI_CHECK(mui_machine_global_lines(m, &v));
+        return mui_machine_push(m, v);
+    }
+    MUI_CHECK(mui_machine_pop(m, &name));
+    MUI_CHECK(mui_machine_pop(m, &module));
+    if (module->kind != MUI_STR || name->kind != MUI_STR) {
+        return mui_machine_fail(m, MU_ERR_FORMAT, "a %s and a %s are not a module and a name",
+                                mui_kind_name(module->kind), mui_kind_name(name->kind));
+    }
+    MUI_CHECK(mui_machine_global(m, module->text, name->text, &v));
     return mui_machine_push(m, v);
 }
 
@@ -370,54 +349,15 @@ static mu_status do_stack(mui_machine *m)
     }
 }
 
-/* A length of so many bytes, little-endian, then what it counts. */
-static mu_status take_length(mui_machine *m, size_t width, uint64_t *length)
-{
-    const unsigned char *arg = NULL;
-    MUI_CHECK(mui_machine_take(m, width, &arg));
-    *length = width == 1 ? arg[0] : width == 2 ? mui_le16(arg) : width == 4 ? mui_le32(arg) : mui_le64(arg);
-    return MU_OK;
-}
-
-static mu_status take_signed_length(mui_machine *m, uint64_t *length)
-{
-    MUI_CHECK(take_length(m, 4, length));
-    return *length <= INT32_MAX ? MU_OK : mui_machine_fail(m, MU_ERR_FORMAT, "a negative length");
-}
-
-static mu_status do_text(mui_machine *m)
-{
-    uint64_t n = 0;
-    mui_slice line = {0};
-    const unsigned char *data = NULL;
-    switch (m->op) {
-    case 'X': MUI_CHECK(take_length(m, 4, &n)); return push_unicode(m, n);
-    case 0x8c: MUI_CHECK(take_length(m, 1, &n)); return push_unicode(m, n);
-    case 0x8d: MUI_CHECK(take_length(m, 8, &n)); return push_unicode(m, n);
-    case 'V': /* escapes (\uXXXX) are kept as they stand */
-        MUI_CHECK(mui_machine_line(m, &line));
-        return push_string(m, (const unsigned char *)line.data, line.bytes);
-    case 'B': MUI_CHECK(take_length(m, 4, &n)); return push_bytes(m, n);
-    case 'C': MUI_CHECK(take_length(m, 1, &n)); return push_bytes(m, n);
-    case 0x8e:
-    case 0x96: MUI_CHECK(take_length(m, 8, &n)); return push_bytes(m, n);
-    case 'S': return push_quoted(m);
-    case 'U': MUI_CHECK(take_length(m, 1, &n)); break;
-    default: MUI_CHECK(take_signed_length(m, &n)); break; /* T */
-    }
-    MUI_CHECK(mui_machine_take(m, n, &data));
-    return push_string(m, data, n);
-}
-
 static mu_status do_number(mui_machine *m)
 {
     uint64_t n = 0;
     switch (m->op) {
-    case 'J': MUI_CHECK(take_length(m, 4, &n)); return push_int(m, (int32_t)(uint32_t)n);
-    case 'K': MUI_CHECK(take_length(m, 1, &n)); return push_int(m, (int64_t)n);
-    case 'M': MUI_CHECK(take_length(m, 2, &n)); return push_int(m, (int64_t)n);
-    case 0x8a: MUI_CHECK(take_length(m, 1, &n)); return push_long(m, n);
-    case 0x8b: MUI_CHECK(take_signed_length(m, &n)); return push_long(m, n);
+    case 'J': MUI_CHECK(mui_machine_length(m, 4, &n)); return push_int(m, (int32_t)(uint32_t)n);
+    case 'K': MUI_CHECK(mui_machine_length(m, 1, &n)); return push_int(m, (int64_t)n);
+    case 'M': MUI_CHECK(mui_machine_length(m, 2, &n)); return push_int(m, (int64_t)n);
+    case 0x8a: MUI_CHECK(mui_machine_length(m, 1, &n)); return push_long(m, n);
+    case 0x8b: MUI_CHECK(mui_machine_signed_length(m, &n)); return push_long(m, n);
     case 'I':
     case 'L': return push_int_line(m);
     default: return push_float(m); /* F, G */
@@ -428,10 +368,10 @@ static mu_status do_memo(mui_machine *m)
 {
     uint64_t n = 0;
     switch (m->op) {
-    case 'q': MUI_CHECK(take_length(m, 1, &n)); return memo_put(m, n);
-    case 'r': MUI_CHECK(take_length(m, 4, &n)); return memo_put(m, n);
-    case 'h': MUI_CHECK(take_length(m, 1, &n)); return memo_get(m, n);
-    case 'j': MUI_CHECK(take_length(m, 4, &n)); return memo_get(m, n);
+    case 'q': MUI_CHECK(mui_machine_length(m, 1, &n)); return memo_put(m, n);
+    case 'r': MUI_CHECK(mui_machine_length(m, 4, &n)); return memo_put(m, n);
+    case 'h': MUI_CHECK(mui_machine_length(m, 1, &n)); return memo_get(m, n);
+    case 'j': MUI_CHECK(mui_machine_length(m, 4, &n)); return memo_get(m, n);
     case 0x94: return memo_put(m, m->memo_count);
     default: return memo_line(m); /* p, g */
     }
@@ -452,7 +392,7 @@ static mu_status do_opcode(mui_machine *m)
     case ')': return mui_machine_push(m, m->unit);
     case 'J': case 'K': case 'M': case 0x8a: case 0x8b: case 'I': case 'L': case 'F': case 'G': return do_number(m);
     case 'X': case 0x8c: case 0x8d: case 'V': case 'B': case 'C': case 0x8e: case 0x96: case 'S': case 'T': case 'U':
-        return do_text(m);
+        return mui_machine_do_text(m);
     case 'q': case 'r': case 'h': case 'j': case 'p': case 'g': case 0x94: return do_memo(m);
     case 'c': case 0x93: return push_global(m);
     case 'Q': return push_persistent(m);

@@ -1,4 +1,4 @@
-/* The machine's inside, shared by its two source files. */
+/* The machine's inside, shared by its source files. */
 #ifndef MUI_PICKLE_MACHINE_H
 #define MUI_PICKLE_MACHINE_H
 
@@ -41,6 +41,16 @@ mu_status mui_machine_pop_mark(mui_machine *m, mui_value ***items, size_t *count
 mu_status mui_machine_take(mui_machine *m, uint64_t bytes, const unsigned char **out);
 mu_status mui_machine_line(mui_machine *m, mui_slice *out); /* up to a newline, which is taken too */
 
+/* A length of so many bytes, little-endian. */
+mu_status mui_machine_length(mui_machine *m, size_t width, uint64_t *length);
+mu_status mui_machine_signed_length(mui_machine *m, uint64_t *length); /* of 4 bytes, and not negative */
+mu_status mui_machine_text(mui_machine *m, mui_kind kind, const unsigned char *data, uint64_t bytes); /* pushes it */
+/* A global of this module and name; both are UTF-8. */
+mu_status mui_machine_global(mui_machine *m, mui_slice module, mui_slice name, mui_value **out);
+mu_status mui_machine_global_lines(mui_machine *m, mui_value **out); /* from the next two lines */
+
+/* pickle_text.c: texts and bytes. */
+mu_status mui_machine_do_text(mui_machine *m);
 /* pickle_containers.c: lists, dicts, sets, tuples, and object records. Opcodes that are not theirs: *mine is false. */
 mu_status mui_machine_container(mui_machine *m, bool *mine);
 

@@ -41,19 +41,25 @@ void mui_checkpoint_drop_inflated(mu_checkpoint_file *k)
     k->inflated_blob = NULL;
 }
 
-static mu_status blob_data(mu_checkpoint_file *k, const mui_blob *b, const unsigned char **data)
+/* One blob is kept inflated, so that memory stays small. Tensors that take turns between a few blobs would have them
+ * inflated each time: what was inflated often is kept to the end, so that the time is bounded too. */
+#define INFLATED_OFTEN 3
+
+static mu_status blob_data(mu_checkpoint_file *k, mui_blob *b, const unsigned char **data)
 {
     if (b->member == NULL) {
         *data = b->data;
         return MU_OK;
     }
-    if (k->inflated_blob == b) {
-        *data = k->inflated;
+    if (k->inflated_blob == b || b->inflated != NULL) {
+        *data = b->inflated != NULL ? b->inflated : k->inflated;
         return MU_OK;
     }
     void *owned = NULL;
     mu_status s = mui_zip_read(&k->zip, b->member, data, &owned);
-    if (s == MU_OK && owned != NULL) {
+    if (s == MU_OK && owned != NULL && ++b->inflations > INFLATED_OFTEN) {
+        b->inflated = owned;
+    } else if (s == MU_OK && owned != NULL) {
         mui_checkpoint_drop_inflated(k);
         k->inflated = owned;
         k->inflated_blob = b;
@@ -167,19 +173,19 @@ mu_status mui_elements_open(mu_checkpoint_file *k, const char *name, const mui_f
         return mui_fail(k->context, MU_ERR_FORMAT, "%s: tensor '%s' of %s is marked as conjugate or negative", k->path,
                         name, t->dtype->name);
     }
-    const mui_blob *b = t->storage->blob;
+    mui_blob *b = t->storage->blob;
     s = blob_data(k, b, &data);
     if (s != MU_OK) {
         return s;
     }
     mui_elements r = {.tensor = t, .first = data, .elements = (int64_t)(bytes / t->dtype->bytes)};
-    r.mapped = b->member == NULL || b->member->method == 0;
+    r.mapped = (b->member == NULL && b->order == MUI_ORDER_OF_FILE) || (b->member != NULL && b->member->method == 0);
     if (r.elements > 0) {
         /* The reference counts its own elements, the view those of the tensor's type; both lie inside the blob. */
         r.first = data + (size_t)t->storage->offset * t->storage->dtype->bytes + (size_t)t->offset * t->dtype->bytes;
         r.view = simplify(t);
     }
-    r.swap = k->big_endian && t->dtype->swap > 1;
+    r.swap = (b->order == MUI_ORDER_OF_FILE ? k->big_endian : b->order == MUI_ORDER_BIG) && t->dtype->swap > 1;
     r.direct = is_contiguous(&r.view) && !r.swap && !t->conjugate && !t->negative && t->dtype->carrier != MU_BOOL;
     *out = r;
     return MU_OK;

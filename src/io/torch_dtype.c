@@ -76,6 +76,16 @@ const mui_torch_dtype *mui_torch_dtype_of_safetensors(const char *name)
     return NULL;
 }
 
+const mui_torch_dtype *mui_torch_dtype_named(const char *name)
+{
+    for (size_t i = 0; i < COUNT; i++) {
+        if (strcmp(table[i].name, name) == 0) {
+            return &table[i];
+        }
+    }
+    return NULL;
+}
+
 bool mui_torch_is_untyped_storage(const mui_value *g)
 {
     return mui_global_is(g, "torch.storage", "UntypedStorage") || mui_global_is(g, "torch", "UntypedStorage") ||

@@ -20,6 +20,7 @@ typedef struct mui_torch_dtype {
 const mui_torch_dtype *mui_torch_dtype_of_storage(const mui_value *global); /* NULL: not a storage class */
 const mui_torch_dtype *mui_torch_dtype_of_name(const mui_value *global);    /* torch.float32 and so on */
 const mui_torch_dtype *mui_torch_dtype_of_safetensors(const char *name);    /* "F32" and so on */
+const mui_torch_dtype *mui_torch_dtype_named(const char *name);             /* "float32" and so on */
 bool mui_torch_is_untyped_storage(const mui_value *global);
 const mui_torch_dtype *mui_torch_dtype_bytes(void); /* uint8, which untyped storages hold */
 /* Of a type that Muster has. */

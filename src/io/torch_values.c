@@ -1,5 +1,5 @@
 /* Storages and tensor constructors, and every check of the numbers they bring. Constructors as in torch/_utils.py. */
-#include "io/torch_values.h"
+#include "io/numpy_values.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -112,6 +112,12 @@ static bool ints_of(const mui_value *v, int64_t *out, int *count, const char *wh
     return true;
 }
 
+bool mui_shape_read(const mui_value *v, int64_t *dim, int *ndim, char *problem_text, size_t problem_bytes)
+{
+    problem p = {problem_text, problem_bytes};
+    return ints_of(v, dim, ndim, "shape", &p);
+}
+
 /* The view lies inside the storage; all in 64 bits with overflow seen. */
 static bool check_view(const mui_file_tensor *t, problem *p)
 {
@@ -156,7 +162,8 @@ static void read_flags(const mui_value *metadata, mui_file_tensor *out)
     if (metadata->kind != MUI_DICT) {
         return;
     }
-    for (size_t i = 0; i + 1 < metadata->seq.count; i += 2) {
+    /* Two keys are known; many tensors may share a dict of very many. */
+    for (size_t i = 0; i + 1 < metadata->seq.count && i < 32; i += 2) {
         const mui_value *on = metadata->seq.items[i + 1];
         bool yes = is_true(on);
         out->conjugate |= yes && mui_text_is(metadata->seq.items[i], "conj");
@@ -233,6 +240,30 @@ static mui_value *item_of(const mui_value *v, size_t i)
     return v != NULL && (v->kind == MUI_TUPLE || v->kind == MUI_LIST) && i < v->seq.count ? v->seq.items[i] : NULL;
 }
 
+/* (layout, (indices, values, size, ...)) or, compressed, (layout, (rows, columns, values, size)): the shape follows the
+ * tensors, and the last of these has the values. */
+static bool read_sparse(const mui_meaning *w, const mui_value *args, mui_file_tensor *out)
+{
+    const mui_value *parts = item_of(args, 1), *shape = NULL, *values = NULL;
+    char ignored[64];
+    problem p = {ignored, sizeof(ignored)};
+    for (size_t i = 2; i < 4 && shape == NULL; i++) {
+        const mui_value *v = item_of(parts, i);
+        bool is_size = v != NULL && (v->kind == MUI_TUPLE ||
+                                     (v->kind == MUI_OBJECT && mui_global_is(v->object->callable, "torch", "Size")));
+        shape = is_size ? v : NULL;
+        values = is_size ? item_of(parts, i - 1) : NULL;
+    }
+    mui_file_tensor t = {0};
+    if (values != NULL && values->kind == MUI_OBJECT && read_strided(w, values->object->args, &t, &p)) {
+        out->dtype = t.dtype;
+    }
+    const mui_torch_dtype *dtype = out->dtype;
+    read_dataless("sparse: cannot be read", shape, NULL, out);
+    out->dtype = dtype;
+    return true;
+}
+
 static bool read_utils(const mui_meaning *w, mui_slice name, const mui_value *args, mui_file_tensor *out, bool *known,
                        problem *p)
 {
@@ -250,17 +281,18 @@ static bool read_utils(const mui_meaning *w, mui_slice name, const mui_value *ar
         return read_v3(w, args, out, p);
     }
     if (mui_slice_is(name, "_rebuild_qtensor")) {
-        out->note = "quantised: its integers can be read, without their scale";
+        out->note = "quantised: read as its integers";
+        out->quantizer = item_of(args, 4);
         return read_strided(w, args, out, p) && check_view(out, p);
     }
     if (mui_slice_is(name, "_rebuild_meta_tensor_no_storage")) {
         return read_dataless("on the meta device: it has no data", item_of(args, 1), item_of(args, 0), out);
     }
     if (mui_slice_is(name, "_rebuild_sparse_tensor")) {
-        return read_dataless("sparse: cannot be read", item_of(item_of(args, 1), 2), NULL, out);
+        return read_sparse(w, args, out);
     }
     if (mui_slice_is(name, "_rebuild_sparse_csr_tensor")) {
-        return read_dataless("sparse: cannot be read", item_of(item_of(args, 1), 3), NULL, out);
+        return read_sparse(w, args, out);
     }
     if (mui_slice_is(name, "_rebuild_wrapper_subclass")) {
         return read_dataless("a tensor subclass without data", item_of(args, 2), item_of(args, 1), out);
@@ -270,27 +302,59 @@ static bool read_utils(const mui_meaning *w, mui_slice name, const mui_value *ar
 }
 
 /* Constructors around another tensor; out gets what they say of it. */
-static mui_value *wrapped(const mui_object *o, mui_file_tensor *out)
+static mui_value *wrapped(const mui_value *f, const mui_value *args, const mui_value *built, mui_file_tensor *out)
 {
-    const mui_value *f = o->callable;
-    mui_value *first = item_of(o->args, 0);
+    mui_value *first = item_of(args, 0);
     if (mui_global_is(f, "torch._utils", "_rebuild_parameter") ||
         mui_global_is(f, "torch._utils", "_rebuild_parameter_with_state")) {
         out->role = MUI_PARAMETER;
-        out->requires_grad = is_true(item_of(o->args, 1));
+        out->requires_grad = is_true(item_of(args, 1));
         return first;
     }
     if (mui_global_is(f, "torch._utils", "_rebuild_device_tensor_from_cpu_tensor")) {
-        out->requires_grad = is_true(item_of(o->args, 3));
+        out->requires_grad = is_true(item_of(args, 3));
         return first;
     }
-    if (mui_global_is(f, "torch.nn.parameter", "Parameter") || mui_global_is(f, "torch.nn.parameter", "Buffer")) {
-        mui_value *state = item_of(o->state, 0);
-        out->role = mui_global_is(f, "torch.nn.parameter", "Buffer") ? MUI_BUFFER : MUI_PARAMETER;
-        out->requires_grad = is_true(state != NULL ? item_of(o->state, 1) : item_of(o->args, 1));
+    if (mui_global_is(f, "torch.nn.parameter", "Parameter") || mui_global_is(f, "torch.nn.parameter", "Buffer") ||
+        mui_global_is(f, "torch.autograd.variable", "Variable")) { /* before 0.4, tensors of a graph were Variables */
+        mui_value *state = item_of(built, 0);
+        out->role = mui_slice_is(f->global.name, "Buffer")      ? MUI_BUFFER
+                    : mui_slice_is(f->global.name, "Parameter") ? MUI_PARAMETER
+                                                                : MUI_NO_ROLE;
+        out->requires_grad = is_true(state != NULL ? item_of(built, 1) : item_of(args, 1));
         return state != NULL ? state : first;
     }
     return NULL;
+}
+
+/* (array, dtype, device, requires_grad): XLA's and other devices' tensors. bfloat16 went through float32, which is then
+ * what is read. */
+static mui_tensor_verdict read_device_numpy(const mui_meaning *w, const mui_value *args, mui_file_tensor *out,
+                                            mui_value **inner, char *problem_text, size_t problem_bytes)
+{
+    mui_value *array = args->seq.items[0];
+    if (array->kind != MUI_OBJECT) {
+        return MUI_NOT_TENSOR;
+    }
+    mui_tensor_verdict verdict = mui_numpy_read(w, array, out, inner, problem_text, problem_bytes);
+    out->array = false;
+    out->requires_grad = is_true(args->seq.items[3]);
+    const mui_value *device = args->seq.items[2];
+    if (verdict == MUI_IS_TENSOR && out->storage != NULL && device->kind == MUI_STR) {
+        size_t n = device->text.bytes < MUI_MAX_PLACE_BYTES ? device->text.bytes : MUI_MAX_PLACE_BYTES;
+        mui_storage_ref *ref = mui_arena_alloc(w->arena, sizeof(*ref));
+        char *place = mui_arena_alloc(w->arena, n + 1);
+        if (ref == NULL || place == NULL) {
+            snprintf(problem_text, problem_bytes, "out of memory");
+            return MUI_BROKEN;
+        }
+        memcpy(place, device->text.data, n);
+        place[n] = '\0';
+        *ref = *out->storage;
+        ref->place = place;
+        out->storage = ref;
+    }
+    return verdict;
 }
 
 mui_tensor_verdict mui_tensor_read(const mui_meaning *w, const mui_value *v, mui_file_tensor *out, mui_value **inner,
@@ -314,16 +378,25 @@ mui_tensor_verdict mui_tensor_read(const mui_meaning *w, const mui_value *v, mui
         return MUI_NOT_TENSOR;
     }
     const mui_value *callable = v->object->callable, *args = v->object->args;
-    mui_value *through = wrapped(v->object, out);
+    /* _rebuild_from_type_v2(function, type, arguments, state) calls function(*arguments). */
+    if ((mui_global_is(callable, "torch._tensor", "_rebuild_from_type_v2") ||
+         mui_global_is(callable, "torch._tensor", "_rebuild_from_type") ||
+         mui_global_is(callable, "torch.tensor", "_rebuild_from_type")) &&
+        args->seq.count >= 3 && args->seq.items[2]->kind == MUI_TUPLE) {
+        callable = args->seq.items[0];
+        args = args->seq.items[2];
+    }
+    mui_value *through = wrapped(callable, args, v->object->state, out);
     if (through != NULL) {
         *inner = through;
         return MUI_WRAPS;
     }
-    /* _rebuild_from_type_v2(function, type, arguments, state) calls function(*arguments). */
-    if (mui_global_is(callable, "torch._tensor", "_rebuild_from_type_v2") && args->seq.count >= 3 &&
-        args->seq.items[2]->kind == MUI_TUPLE) {
-        callable = args->seq.items[0];
-        args = args->seq.items[2];
+    if (mui_global_is(callable, "torch._utils", "_rebuild_device_tensor_from_numpy") && args->seq.count >= 4) {
+        return read_device_numpy(w, args, out, inner, problem_text, problem_bytes);
+    }
+    mui_tensor_verdict numpy = mui_numpy_read(w, v, out, inner, problem_text, problem_bytes);
+    if (numpy != MUI_NOT_TENSOR) {
+        return numpy;
     }
     if (callable->kind != MUI_GLOBAL || !mui_slice_is(callable->global.module, "torch._utils")) {
         return MUI_NOT_TENSOR;

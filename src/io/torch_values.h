@@ -6,6 +6,11 @@
 #include "io/torch_dtype.h"
 
 #define MUI_MAX_FILE_DIMS 64
+#define MUI_MAX_KEY_BYTES 1024  /* of a storage; they are numbers */
+#define MUI_MAX_PLACE_BYTES 64
+
+/* Of a blob's numbers: what the file as a whole says, or what NumPy's type says. */
+typedef enum mui_order { MUI_ORDER_OF_FILE = 0, MUI_ORDER_LITTLE, MUI_ORDER_BIG } mui_order;
 
 /* The bytes behind one storage key: a zip member, or a stretch of a legacy file. */
 typedef struct mui_blob {
@@ -16,6 +21,9 @@ typedef struct mui_blob {
     const unsigned char *data;    /* legacy and safetensors files; NULL in zips */
     struct mui_zip_member *member; /* zips */
     struct mu_checkpoint_file *shard; /* of a sharded checkpoint: the file that has it; NULL: the one that was opened */
+    mui_order order;
+    uint32_t inflations;          /* how often it was inflated */
+    void *inflated;               /* kept, after it was wanted in turns with others; see blob_data */
 } mui_blob;
 
 /* One reference to a storage, in order of mui_pickle.persistent. blob NULL: a class, not a storage. */
@@ -25,6 +33,7 @@ typedef struct mui_storage_ref {
     const mui_torch_dtype *dtype;
     int64_t offset, elements;      /* the part of the blob it stands for */
     mui_slice location;
+    const char *place;             /* the location as text, at most MUI_MAX_PLACE_BYTES of it */
 } mui_storage_ref;
 
 typedef enum mui_role { MUI_NO_ROLE = 0, MUI_PARAMETER, MUI_BUFFER } mui_role;
@@ -38,6 +47,8 @@ typedef struct mui_file_tensor {
     int64_t offset;                 /* in elements, of the storage reference */
     bool conjugate, negative;       /* to be done on reading */
     bool bare_storage;
+    bool array;                     /* NumPy's */
+    const mui_value *quantizer;     /* (scheme, scale, zero point) or (scheme, scales, zero points, axis); NULL: none */
     mui_role role;
     bool requires_grad;
     const char *note;               /* why it is not an ordinary tensor; NULL: it is */
@@ -53,6 +64,8 @@ typedef struct mui_meaning {
     mu_context *context;
     const char *path;
     const mui_storage_ref *refs;  /* by number of the persistent value */
+    mui_arena *arena;             /* for what values need beside the pickle, and how much work that was; set while a */
+    size_t *work;                 /* tree is built */
 } mui_meaning;
 
 /* If v is a tensor constructor's record: *is and *out. Errors do not say which tensor: the caller's place in the tree
@@ -61,5 +74,8 @@ typedef struct mui_meaning {
 typedef enum mui_tensor_verdict { MUI_NOT_TENSOR, MUI_IS_TENSOR, MUI_WRAPS, MUI_BROKEN } mui_tensor_verdict;
 mui_tensor_verdict mui_tensor_read(const mui_meaning *w, const mui_value *v, mui_file_tensor *out, mui_value **inner,
                                    char *problem, size_t problem_bytes);
+
+/* A tuple of sizes; false with the problem in words. */
+bool mui_shape_read(const mui_value *v, int64_t *dim, int *ndim, char *problem, size_t problem_bytes);
 
 #endif

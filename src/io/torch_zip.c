@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define SUSPICIOUS_PICKLE_BYTES ((uint64_t)16 << 20)
+
 static bool ends_with(const char *s, const char *end)
 {
     size_t n = strlen(s), m = strlen(end);
@@ -176,6 +178,14 @@ static mu_status read_pickle(mu_checkpoint_file *k, const char *root)
     if (m->bytes > k->limits.pickle_bytes) {
         return mui_fail(k->context, MU_ERR_LIMIT, "%s: data.pkl has %llu bytes, more than the limit of %llu", k->path,
                         (unsigned long long)m->bytes, (unsigned long long)k->limits.pickle_bytes);
+    }
+    /* Values take many times the memory of their bytes, so a bomb is told earlier than among the storages. */
+    if (m->method != 0 && m->bytes > SUSPICIOUS_PICKLE_BYTES && m->bytes / k->limits.inflate_ratio > m->packed) {
+        return mui_fail(k->context, MU_ERR_LIMIT,
+                        "%s: data.pkl would inflate %llu bytes to %llu: refused as a decompression bomb (the limit is %llu "
+                        "to 1)",
+                        k->path, (unsigned long long)m->packed, (unsigned long long)m->bytes,
+                        (unsigned long long)k->limits.inflate_ratio);
     }
     const unsigned char *data = NULL;
     mu_status s = mui_zip_read(&k->zip, m, &data, &k->pickle_bytes);

@@ -158,7 +158,7 @@ static mu_status read_tensor(mu_checkpoint_file *k, const char *what, const char
     char problem[256] = "no tensor";
     mui_file_tensor t;
     mui_value *inner = NULL;
-    mui_meaning meaning = {k->context, k->path, k->refs};
+    mui_meaning meaning = {.context = k->context, .path = k->path, .refs = k->refs};
     int64_t elements = mui_dims_elements(dims);
     if (v == NULL || mui_tensor_read(&meaning, v, &t, &inner, problem, sizeof(problem)) != MUI_IS_TENSOR) {
         return mui_fail(k->context, MU_ERR_FORMAT, "%s: optimiser state '%s' of %s: %s", k->path, what, parameter,

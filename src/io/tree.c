@@ -48,7 +48,7 @@ typedef struct frame {
 } frame;
 
 typedef struct walk {
-    const mui_meaning *w;
+    const mui_meaning *w; /* with arena and work of this walk */
     mui_tree *tree;
     frame *frames;
     size_t depth, capacity;
@@ -564,7 +564,10 @@ mu_status mui_tree_build(const mui_meaning *w, mui_value *root, size_t pickle_by
     mui_tree t = {.context = w->context};
     mui_arena_init(&t.arena, w->context);
     t.arena.limit_bytes = ((size_t)64 << 20) + (pickle_bytes < (size_t)1 << 29 ? pickle_bytes : (size_t)1 << 29) * 512;
-    walk k = {.w = w, .tree = &t, .work_limit = pickle_bytes * 64 + 1000000};
+    mui_meaning own = *w;
+    walk k = {.w = &own, .tree = &t, .work_limit = pickle_bytes * 64 + 1000000};
+    own.arena = &t.arena;
+    own.work = &k.work;
     mu_status s = count_tensors(&k, root);
     if (s == MU_OK) {
         s = name_tensors(&k, root);

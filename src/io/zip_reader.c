@@ -365,6 +365,11 @@ static uint32_t crc_of(mui_zip *z, const mui_zip_member *m, const unsigned char 
 static mu_status check_crc(mui_zip *z, mui_zip_member *m, const unsigned char *data)
 {
     /* torch can be told not to compute checksums; it then writes 0. */
+    if (!m->verified && m->crc == 0 && m->bytes > 0 && !z->limits.no_checksum && !z->unsummed) {
+        mui_log(z->context, MU_LOG_WARN, "%s: member '%s' has no checksum; damage to it and its like cannot be seen",
+                z->path, m->name);
+        z->unsummed = true;
+    }
     if (!m->verified && m->crc != 0 && !z->limits.no_checksum) {
         uint32_t is = crc_of(z, m, data);
         if (is != m->crc) {

@@ -29,6 +29,7 @@ typedef struct mui_zip {
     mui_zip_member **sorted; /* by name */
     size_t count;
     char *names;
+    bool unsummed;   /* a member without a checksum was read, and the user was told */
     size_t trailing; /* bytes after the end record, which is odd but harmless */
 } mui_zip;
 

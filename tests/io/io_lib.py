@@ -57,9 +57,8 @@ def tool(*args):
 
 def raw(t):
     """Contiguous little-endian bytes."""
-    t = t.detach().resolve_conj().resolve_neg().contiguous().clone()
-    if t.is_quantized:
-        t = t.int_repr()
+    t = t.detach().int_repr() if t.is_quantized else t.detach()
+    t = t.resolve_conj().resolve_neg().contiguous().clone()
     return (t.view(torch.int16) if t.dtype is torch.bfloat16 else t).numpy().tobytes()
 
 

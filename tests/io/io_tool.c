@@ -84,6 +84,23 @@ static void logits(mu_context *c, char **a)
     fclose(out);
 }
 
+/* Scheme, axis, and each scale with its zero point, of the entry of that name. */
+static void quantization(mu_context *c, const char *path, const char *name)
+{
+    mu_checkpoint_file *k = mu_checkpoint_open(c, path);
+    for (int64_t i = 0; k != NULL && i < mu_checkpoint_count(k); i++) {
+        mu_quantization q;
+        if (strcmp(mu_checkpoint_get(k, i).name, name) == 0 && mu_checkpoint_quantization(k, i, &q) == MU_OK) {
+            printf("%s %d", q.scheme != NULL ? q.scheme : "none", q.axis);
+            for (int64_t j = 0; j < q.count; j++) {
+                printf(" %.17g:%.17g", q.scales[j], q.zero_points[j]);
+            }
+            putchar('\n');
+        }
+    }
+    MU_OR_DIE(c, mu_context_status(c));
+}
+
 int main(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "";
@@ -105,6 +122,8 @@ int main(int argc, char **argv)
         MU_OR_DIE(c, mu_save(m, a[2], NULL));
         printf("removed=%s added=%s loaded=%lld missing=%lld unexpected=%lld\n%s", r.prefix_removed, r.prefix_added,
                (long long)r.loaded, (long long)r.missing, (long long)r.unexpected, r.text);
+    } else if (strcmp(command, "quantization") == 0 && n == 2) {
+        quantization(c, a[0], a[1]);
     } else if (strcmp(command, "logits") == 0 && n == 4) {
         logits(c, a);
     } else if (strcmp(command, "train") == 0 && n == 4) { /* train OPTIMIZER FROM COUNT OUT, FROM 0: new, else resumes OUT */

@@ -124,7 +124,8 @@ static void test_refusals(void **state)
         ROW("\xff.", "0xff is no pickle opcode"),
         ROW("ca\nb", "does not end"),
         ROW("Fabc\n.", "not a number"),
-        ROW("I99999999999999999999\n.", "not an integer of 64 bits"),
+        ROW("I9x\n.", "is not an integer"),
+        ROW("I\n.", "is not an integer"),
         ROW("Sabc\n.", "not quoted"),
         ROW("(o.", "no class"),
         ROW("e.", "needs a MARK"),
@@ -150,7 +151,7 @@ static mu_status walk(mu_context *c, const unsigned char *data, size_t bytes, si
     double start = mui_now();
     mui_pickle p;
     mui_tree t;
-    mui_meaning w = {c, "file", NULL};
+    mui_meaning w = {.context = c, .path = "file"};
     mu_status s = mui_pickle_read(c, "file", "data.pkl", data, bytes, &p);
     if (s == MU_OK) {
         s = mui_tree_build(&w, p.value, bytes, &t);
