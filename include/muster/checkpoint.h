@@ -49,21 +49,6 @@ typedef struct mu_save_options {
  * process is killed. Names must be UTF-8 and at most 4090 bytes long, since no reader would take others. */
 MU_API mu_status mu_save(mu_module *root, const char *path, const mu_save_options *options) MU_MUST_USE;
 
-/* Training state: {"model": state dict, "optimizer": as torch.optim's state_dict, "epoch", "step", "seed"}. */
-typedef struct mu_training {
-    mu_module *model;
-    mu_optimizer *optimizer;
-    int64_t epoch;           /* the epoch to go on with */
-    int64_t step_in_epoch;   /* steps of it already done */
-    int64_t step;            /* optimiser steps done in all */
-    uint64_t seed;
-    const char *note;        /* free text kept in the file (the command keeps its options there); NULL: none. After a
-                                load it belongs to the context, until the next load */
-} mu_training;
-MU_API mu_status mu_training_save(const mu_training *state, const char *path) MU_MUST_USE;
-/* Fills model and optimizer in place and the numbers. group as in mu_load_options. */
-MU_API mu_status mu_training_load(mu_training *state, const char *path, mu_group *group) MU_MUST_USE;
-
 /* How much a file may ask for, and how it is read; 0: the default. A file that asks for more is refused with
  * MU_ERR_LIMIT, before the memory is taken. docs/checkpoints.md says what reading costs within the limits. */
 typedef struct mu_checkpoint_options {
@@ -75,6 +60,66 @@ typedef struct mu_checkpoint_options {
     bool no_checksum;          /* the checksums of a zip's members are not verified */
     bool big_endian;           /* how to read a zip that does not say (written on s390x before PyTorch 2.1) */
 } mu_checkpoint_options;
+
+/* Training state: {"model": state dict, "optimizer": as torch.optim's state_dict, "epoch", "step", "seed"}. */
+typedef struct mu_training {
+    mu_module *model;
+    mu_optimizer *optimizer; /* NULL: none is read or written */
+    int64_t epoch;           /* the epoch to go on with */
+    int64_t step_in_epoch;   /* steps of it already done */
+    int64_t step;            /* optimiser steps done in all */
+    uint64_t seed;
+    const char *note;        /* free text kept in the file (the command keeps its options there); NULL: none. After a
+                                load it belongs to the context, until the next load */
+} mu_training;
+MU_API mu_status mu_training_save(const mu_training *state, const char *path) MU_MUST_USE;
+/* Fills model and optimizer in place and the numbers. group as in mu_load_options. */
+MU_API mu_status mu_training_load(mu_training *state, const char *path, mu_group *group) MU_MUST_USE;
+
+/* Training files of others have their state under many names: {"state_dict", "optimizer", "epoch"},
+ * {"model_state_dict", "optimizer_state_dict"}, {"net", "optim"}, Lightning's {"state_dict", "optimizer_states": [...]}.
+ * What has "state" and "param_groups" is an optimiser's state_dict wherever it is; the model is found as by mu_load.
+ * Of the numbers, "epoch" is taken as it is (some programs write the last one done, others the next: see to it), step
+ * from "step", "global_step" or Adam's own count; what is not there is 0, the seed stays, and a warning says so. */
+typedef struct mu_training_options {
+    mu_load_options model;     /* key NULL: "model" if the file has it, else found by itself. group: of the whole load */
+    const char *optimizer_key; /* which optimiser, e.g. "optimizer_states[0]"; NULL: the only one, else an error that
+                                  lists them */
+    bool file_settings;        /* momentum, betas, eps, weight decay are the file's from then on, as after torch's
+                                  load_state_dict. Default: they stay the program's, and a warning names what differs.
+                                  Learning rates are the file's either way, group by group */
+} mu_training_options;
+/* mu_training_load with options; NULL: none. The report may be NULL, and is the model's. */
+MU_API mu_status mu_training_load_with(mu_training *state, const char *path, const mu_training_options *options,
+                                       mu_load_report *report) MU_MUST_USE;
+
+/* An optimiser's state alone, from torch.optim's state_dict, wherever in the file it is; all or nothing. Of SGD, Adam and
+ * AdamW; what would go on with other arithmetic (amsgrad, maximize, any other optimiser) is MU_ERR_UNSUPPORTED by name.
+ *
+ * Which parameter is which: the file numbers them, or has them by ids that Python objects once had, group by group in
+ * the order in which the model had them; newer PyTorch may name them (optimisers of named_parameters()). With a model
+ * in the same file its names' order counts, else the order in which this model's parameters were registered. Groups
+ * must be as many and of the same sizes and shapes; in another order they are found when only one way fits. Parameters
+ * that are frozen here may be left out of the file. One without state begins anew. */
+typedef struct mu_optimizer_load_options {
+    const char *key;           /* as optimizer_key above */
+    bool file_settings;        /* as above */
+    mu_group *group;           /* rank 0 reads, the others receive; errors reach all. Collective when given */
+    const mu_checkpoint_options *file;
+} mu_optimizer_load_options;
+MU_API mu_status mu_optimizer_load(mu_optimizer *o, const char *path,
+                                   const mu_optimizer_load_options *options) MU_MUST_USE;
+
+typedef struct mu_optimizer_save_options {
+    bool trainable_only; /* frozen parameters are left out and not counted, for a PyTorch program that made its optimiser
+                            of those that require a gradient; default: all are counted, as of model.parameters() */
+} mu_optimizer_save_options;
+/* Writes torch.optim's state_dict alone, for optimizer.load_state_dict(torch.load(path)). Atomic, as mu_save. */
+MU_API mu_status mu_optimizer_save(mu_optimizer *o, const char *path,
+                                   const mu_optimizer_save_options *options) MU_MUST_USE;
+/* mu_training_save with options for the optimiser's part. */
+MU_API mu_status mu_training_save_with(const mu_training *state, const char *path,
+                                       const mu_optimizer_save_options *options) MU_MUST_USE;
 
 /* Any file, for looking into it. */
 typedef struct mu_checkpoint_file mu_checkpoint_file;

@@ -4,6 +4,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 void mui_text_init(mui_text *t, mu_context *c)
 {
@@ -84,4 +85,16 @@ bool mui_is_utf8(const char *text, size_t n)
         i += more + 1;
     }
     return true;
+}
+
+double mui_as_written(float f)
+{
+    char text[40];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof(text), "%.*g", digits, (double)f);
+        if (strtof(text, NULL) == f) {
+            return strtod(text, NULL);
+        }
+    }
+    return (double)f;
 }

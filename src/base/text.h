@@ -22,4 +22,7 @@ size_t mui_text_give(mui_text *t, char *out, size_t size);
 /* Well-formed UTF-8, with surrogates allowed as Python's surrogatepass does. */
 bool mui_is_utf8(const char *text, size_t n);
 
+/* The double whose shortest decimal form is that of the float: 0.1f becomes 0.1, as the user wrote it. */
+double mui_as_written(float f);
+
 #endif

@@ -2,7 +2,6 @@
 #include "io/agree.h"
 #include "base/beacon.h"
 #include "io/load_plan.h"
-#include "io/load_report.h"
 
 static mu_status read_plan(mui_plan *p, const char *path, const mu_load_options *o)
 {
@@ -18,24 +17,8 @@ static mu_status read_plan(mui_plan *p, const char *path, const mu_load_options 
     return mui_plan_verify(p, k);
 }
 
-static mu_status fill_report(mui_plan *p, mu_load_report *out)
-{
-    mu_load_report r = {.loaded = p->loaded,
-                        .missing = p->missing,
-                        .unexpected = p->unexpected,
-                        .mismatched = p->mismatched,
-                        .prefix_removed = mui_keep_text(p->context, MUI_KEPT_REMOVED, p->removed),
-                        .prefix_added = mui_keep_text(p->context, MUI_KEPT_ADDED, p->added),
-                        .text = mui_keep_text(p->context, MUI_KEPT_REPORT, mui_text_get(&p->text))};
-    if (r.prefix_removed == NULL || r.prefix_added == NULL || r.text == NULL) {
-        return MU_ERR_NOMEM;
-    }
-    *out = r;
-    return MU_OK;
-}
-
 /* Whatever fails makes all ranks go back to what they had, until the last step, in which nothing but the group can. */
-static mu_status apply(mui_plan *p, mu_module *root, mu_group *g, mu_load_report *report)
+static mu_status apply(mui_plan *p, mu_group *g, mu_load_report *report)
 {
     mui_snapshot snapshot = {0};
     mu_load_report filled = {0};
@@ -43,8 +26,8 @@ static mu_status apply(mui_plan *p, mu_module *root, mu_group *g, mu_load_report
     if (s != MU_OK) {
         return s;
     }
-    s = mui_snapshot_take(&p->states, p->fragile, root, NULL, &snapshot);
-    s = mui_agree(p->context, g, s == MU_OK ? fill_report(p, &filled) : s);
+    s = mui_snapshot_take(&p->states, p->fragile, NULL, &snapshot);
+    s = mui_agree(p->context, g, s == MU_OK ? mui_plan_report(p, &filled) : s);
     if (s == MU_OK) {
         s = mui_plan_write_laid_out(p, g);
         if (s != MU_OK) {
@@ -83,7 +66,7 @@ mu_status mu_load(mu_module *root, const char *path, const mu_load_options *opti
         s = mui_plan_share(&plan, o->group);
     }
     if (s == MU_OK) {
-        s = apply(&plan, root, o->group, report);
+        s = apply(&plan, o->group, report);
     }
     mui_plan_close(&plan);
     return s;

@@ -2,6 +2,7 @@
 #include "io/load_plan.h"
 #include "base/alloc.h"
 #include "io/load_convert.h"
+#include "io/load_report.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -302,4 +303,20 @@ mu_status mui_plan_make(mui_plan *p, mu_checkpoint_file *k, const mu_load_option
     mu_status s = make(p, k, o, &v);
     verdict_free(&v);
     return s;
+}
+
+mu_status mui_plan_report(const mui_plan *p, mu_load_report *out)
+{
+    mu_load_report r = {.loaded = p->loaded,
+                        .missing = p->missing,
+                        .unexpected = p->unexpected,
+                        .mismatched = p->mismatched,
+                        .prefix_removed = mui_keep_text(p->context, MUI_KEPT_REMOVED, p->removed),
+                        .prefix_added = mui_keep_text(p->context, MUI_KEPT_ADDED, p->added),
+                        .text = mui_keep_text(p->context, MUI_KEPT_REPORT, mui_text_get(&p->text))};
+    if (r.prefix_removed == NULL || r.prefix_added == NULL || r.text == NULL) {
+        return MU_ERR_NOMEM;
+    }
+    *out = r;
+    return MU_OK;
 }

@@ -52,6 +52,8 @@ mu_status mui_plan_prepare(mui_plan *p, mu_group *g) MU_MUST_USE;
 mu_status mui_plan_write_laid_out(mui_plan *p, mu_group *g) MU_MUST_USE;
 /* All ranks: writes the rest. Only the group can fail. */
 mu_status mui_plan_write_plain(mui_plan *p, mu_group *g) MU_MUST_USE;
+/* The report for the user, its texts with the context. */
+mu_status mui_plan_report(const mui_plan *p, mu_load_report *out) MU_MUST_USE;
 /* Frees what verifying and preparing took, and the file. */
 void mui_plan_drop_data(mui_plan *p);
 

@@ -16,10 +16,10 @@ static bool is_kept(const mui_snapshot *s, size_t i)
     return s->which[i] && s->states->items[i].value->data != NULL;
 }
 
-static mu_status keep_optimizer(mui_snapshot *s, mu_module *root)
+static mu_status keep_optimizer(mui_snapshot *s)
 {
     s->parameters = mui_optimizer_count(s->optimizer);
-    s->store = s->parameters >= 0 ? mui_store_of(root) : NULL;
+    s->store = s->parameters >= 0 ? mui_optimizer_store(s->optimizer) : NULL;
     if (s->store == NULL) {
         return mu_context_status(s->context);
     }
@@ -28,9 +28,15 @@ static mu_status keep_optimizer(mui_snapshot *s, mu_module *root)
         return MU_ERR_NOMEM;
     }
     s->slabs = mui_alloc(s->context, all);
+    s->slab_count = s->store->slab_count;
     s->progress = mui_calloc(s->context, (size_t)s->parameters, sizeof(*s->progress));
-    if (s->slabs == NULL || s->progress == NULL) {
+    s->groups = mui_optimizer_groups(s->optimizer);
+    s->settings = mui_calloc(s->context, (size_t)s->groups, sizeof(*s->settings));
+    if (s->slabs == NULL || s->progress == NULL || s->settings == NULL) {
         return MU_ERR_NOMEM;
+    }
+    for (int g = 0; g < s->groups; g++) {
+        s->settings[g] = mui_optimizer_get_settings(s->optimizer, g);
     }
     for (size_t i = 0; i < s->store->slab_count; i++) {
         memcpy(s->slabs + i * s->store->floats, s->store->slabs[i]->data, slab_bytes);
@@ -39,12 +45,10 @@ static mu_status keep_optimizer(mui_snapshot *s, mu_module *root)
         s->progress[i] = mui_optimizer_get(s->optimizer, i);
     }
     s->steps = mu_optimizer_steps(s->optimizer);
-    s->lr = mu_optimizer_lr(s->optimizer);
     return MU_OK;
 }
 
-mu_status mui_snapshot_take(const mui_states *states, const bool *which, mu_module *root, mu_optimizer *optimizer,
-                            mui_snapshot *out)
+mu_status mui_snapshot_take(const mui_states *states, const bool *which, mu_optimizer *optimizer, mui_snapshot *out)
 {
     mui_snapshot s = {.context = states->context, .states = states, .which = which, .optimizer = optimizer};
     size_t bytes = 0;
@@ -56,7 +60,7 @@ mu_status mui_snapshot_take(const mui_states *states, const bool *which, mu_modu
         bytes += is_kept(&s, i) ? state_bytes(&states->items[i]) : 0;
     }
     s.values = mui_alloc(s.context, bytes);
-    mu_status status = s.values == NULL ? MU_ERR_NOMEM : optimizer != NULL ? keep_optimizer(&s, root) : MU_OK;
+    mu_status status = s.values == NULL ? MU_ERR_NOMEM : optimizer != NULL ? keep_optimizer(&s) : MU_OK;
     if (status != MU_OK) {
         mui_snapshot_free(&s);
         return status;
@@ -87,11 +91,12 @@ void mui_snapshot_restore(mui_snapshot *s)
     for (int64_t i = 0; i < s->parameters; i++) { /* before the slabs: it may clear parts of them */
         mui_optimizer_set_progress(s->optimizer, i, s->progress[i].has_state, s->progress[i].step);
     }
-    for (size_t i = 0; i < s->store->slab_count; i++) {
+    /* One that the load has added stays, unused: settings without momentum do not look at it. */
+    for (size_t i = 0; i < s->slab_count; i++) {
         memcpy(s->store->slabs[i]->data, s->slabs + i * s->store->floats, s->store->floats * sizeof(float));
     }
     mui_optimizer_set_steps(s->optimizer, s->steps);
-    mu_optimizer_set_lr(s->optimizer, s->lr);
+    mui_optimizer_restore_settings(s->optimizer, s->settings);
 }
 
 void mui_snapshot_free(mui_snapshot *s)
@@ -99,5 +104,6 @@ void mui_snapshot_free(mui_snapshot *s)
     mui_free(s->context, s->values);
     mui_free(s->context, s->slabs);
     mui_free(s->context, s->progress);
+    mui_free(s->context, s->settings);
     *s = (mui_snapshot){0};
 }

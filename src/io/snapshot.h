@@ -16,13 +16,15 @@ typedef struct mui_snapshot {
     float *slabs;
     mui_optimizer_entry *progress;
     int64_t parameters;
+    mui_settings *settings;  /* of each group */
+    size_t slab_count;
+    int groups;
     int64_t steps;
-    float lr;
 } mui_snapshot;
 
-/* Of the states those with which[i], true at most where same_as is i; which must live as long as the snapshot. optimizer
- * may be NULL. On error nothing is left to free. */
-mu_status mui_snapshot_take(const mui_states *states, const bool *which, mu_module *root, mu_optimizer *optimizer,
+/* Of the states, which may be none, those with which[i], true at most where same_as is i; which must live as long as the
+ * snapshot. optimizer may be NULL. On error nothing is left to free. */
+mu_status mui_snapshot_take(const mui_states *states, const bool *which, mu_optimizer *optimizer,
                             mui_snapshot *out) MU_MUST_USE;
 void mui_snapshot_restore(mui_snapshot *s);
 void mui_snapshot_free(mui_snapshot *s);

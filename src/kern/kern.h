@@ -163,7 +163,7 @@ void mui_bce_with_logits(mui_engine *e, int64_t n, const float *x, const float *
 
 /* -- optimiser updates, flat, PyTorch's arithmetic and order of operations -------------------------------------- */
 typedef struct mui_sgd_args {
-    float lr, momentum, dampening, weight_decay;
+    double lr, momentum, dampening, weight_decay;
     bool nesterov, first; /* first: the momentum buffer starts as the gradient */
 } mui_sgd_args;
 void mui_sgd_update(int64_t n, float *w, const float *g, float *m /* NULL without momentum */, const mui_sgd_args *a);

@@ -44,15 +44,16 @@ MUI_CLONES static void sgd_nesterov(int64_t n, float *w, const float *g, float *
 
 void mui_sgd_update(int64_t n, float *w, const float *g, float *m, const mui_sgd_args *a)
 {
-    float damped = (float)(1.0 - (double)a->dampening);
-    if (m == NULL || a->momentum == 0.0f) {
-        sgd_plain(n, w, g, a->lr, a->weight_decay);
+    float lr = (float)a->lr, decay = (float)a->weight_decay, momentum = (float)a->momentum;
+    float damped = (float)(1.0 - a->dampening);
+    if (m == NULL || momentum == 0.0f) {
+        sgd_plain(n, w, g, lr, decay);
     } else if (a->first) {
-        sgd_first(n, w, g, m, a->lr, a->weight_decay, a->momentum, a->nesterov);
+        sgd_first(n, w, g, m, lr, decay, momentum, a->nesterov);
     } else if (a->nesterov) {
-        sgd_nesterov(n, w, g, m, a->lr, a->weight_decay, a->momentum, damped);
+        sgd_nesterov(n, w, g, m, lr, decay, momentum, damped);
     } else {
-        sgd_momentum(n, w, g, m, a->lr, a->weight_decay, a->momentum, damped);
+        sgd_momentum(n, w, g, m, lr, decay, momentum, damped);
     }
 }
 

@@ -16,7 +16,12 @@ int mui_optimizer_states(const mu_optimizer *o)
     if (o->kind != MUI_OPTIMIZER_SGD) {
         return 2;
     }
-    return o->momentum != 0 ? 1 : 0;
+    for (size_t g = 0; g < o->group_count; g++) {
+        if (o->groups[g].settings.momentum != 0) {
+            return 1;
+        }
+    }
+    return 0;
 }
 
 /* -- making and freeing ----------------------------------------------------------------------------------------- */
@@ -52,8 +57,7 @@ static bool at_least_zero(float v)
     return isfinite(v) && v >= 0;
 }
 
-/* From a template with everything but the memory set. */
-static mu_optimizer *make(mu_module *root, const mu_optimizer *settings, float weight_decay)
+static mu_optimizer *make(mu_module *root, mui_optimizer_kind kind, const mui_settings *settings)
 {
     mui_source *source = (mui_source *)root;
     mu_context *c = source->context;
@@ -64,15 +68,13 @@ static mu_optimizer *make(mu_module *root, const mu_optimizer *settings, float w
     if (o == NULL) {
         return NULL;
     }
-    *o = *settings;
-    o->context = c;
-    o->source = source;
+    *o = (mu_optimizer){.context = c, .source = source, .kind = kind};
     source->users++;
     if (!MUI_GROW(c, o->groups, o->group_count, o->group_capacity)) {
         destroy(o);
         return NULL;
     }
-    o->groups[o->group_count++] = (mui_group_setting){.lr_factor = 1, .weight_decay = weight_decay};
+    o->groups[o->group_count++] = (mui_group_setting){.settings = *settings};
     /* Before modules and their stores, whichever was made first. */
     if (mui_context_own(c, o, destroy, MUI_OWN_FIRST) != MU_OK) {
         return NULL;
@@ -102,13 +104,13 @@ mu_optimizer *mu_sgd(mu_module *root, float lr, const mu_sgd_options *options)
                  (double)s.dampening);
         return NULL;
     }
-    return make(root,
-                &(mu_optimizer){.kind = MUI_OPTIMIZER_SGD,
-                                .lr = lr,
-                                .momentum = s.momentum,
-                                .dampening = s.dampening,
-                                .nesterov = s.nesterov},
-                s.weight_decay);
+    return make(root, MUI_OPTIMIZER_SGD,
+                &(mui_settings){.lr = mui_as_written(lr),
+                                .lr_factor = 1,
+                                .momentum = mui_as_written(s.momentum),
+                                .dampening = mui_as_written(s.dampening),
+                                .weight_decay = mui_as_written(s.weight_decay),
+                                .nesterov = s.nesterov});
 }
 
 static mu_optimizer *make_adam(mu_module *root, float lr, const mu_adam_options *options, mui_optimizer_kind kind)
@@ -131,8 +133,13 @@ static mu_optimizer *make_adam(mu_module *root, float lr, const mu_adam_options 
                  (double)lr, (double)a.beta1, (double)a.beta2, (double)a.eps, (double)a.weight_decay);
         return NULL;
     }
-    return make(root, &(mu_optimizer){.kind = kind, .lr = lr, .beta1 = a.beta1, .beta2 = a.beta2, .eps = a.eps},
-                a.weight_decay);
+    return make(root, kind,
+                &(mui_settings){.lr = mui_as_written(lr),
+                                .lr_factor = 1,
+                                .beta1 = mui_as_written(a.beta1),
+                                .beta2 = mui_as_written(a.beta2),
+                                .eps = mui_as_written(a.eps),
+                                .weight_decay = mui_as_written(a.weight_decay)});
 }
 
 mu_optimizer *mu_adam(mu_module *root, float lr, const mu_adam_options *options)
@@ -243,11 +250,13 @@ mu_status mu_optimizer_add_group(mu_optimizer *o, const mu_param_group *group)
         mui_free(c, pattern);
         return MU_ERR_NOMEM;
     }
-    float decay = o->groups[0].weight_decay;
-    o->groups[o->group_count++] = (mui_group_setting){
-        .pattern = pattern,
-        .lr_factor = group->lr_factor == 0 ? 1.0f : group->lr_factor < 0 ? 0.0f : group->lr_factor,
-        .weight_decay = group->weight_decay == 0 ? decay : group->weight_decay < 0 ? 0.0f : group->weight_decay};
+    mui_group_setting g = {.pattern = pattern, .settings = o->groups[0].settings};
+    g.settings.lr_factor = group->lr_factor == 0 ? 1 : group->lr_factor < 0 ? 0 : mui_as_written(group->lr_factor);
+    g.settings.lr *= g.settings.lr_factor;
+    if (group->weight_decay != 0) {
+        g.settings.weight_decay = group->weight_decay < 0 ? 0 : mui_as_written(group->weight_decay);
+    }
+    o->groups[o->group_count++] = g;
     for (int64_t i = 0; i < s->count; i++) {
         o->progress[i].group = group_of(o, s->parameters[i]);
     }
@@ -265,26 +274,26 @@ typedef struct run {
 
 static void update(const mu_optimizer *o, mui_store *s, const run *r)
 {
-    const mui_group_setting *g = &o->groups[r->group];
+    const mui_settings *g = &o->groups[r->group].settings;
     int64_t n = (int64_t)r->floats;
     float *w = s->values + r->offset;
     const float *grad = s->grads + r->offset;
     float *first = o->slabs[0] != NULL ? o->slabs[0]->data + r->offset : NULL;
     if (o->kind == MUI_OPTIMIZER_SGD) {
         mui_sgd_update(n, w, grad, first,
-                       &(mui_sgd_args){.lr = o->lr * g->lr_factor,
-                                       .momentum = o->momentum,
-                                       .dampening = o->dampening,
+                       &(mui_sgd_args){.lr = g->lr,
+                                       .momentum = g->momentum,
+                                       .dampening = g->dampening,
                                        .weight_decay = g->weight_decay,
-                                       .nesterov = o->nesterov,
+                                       .nesterov = g->nesterov,
                                        .first = r->first});
         return;
     }
     mui_adam_update(n, w, grad, first, o->slabs[1]->data + r->offset,
-                    &(mui_adam_args){.lr = o->lr * g->lr_factor,
-                                     .beta1 = o->beta1,
-                                     .beta2 = o->beta2,
-                                     .eps = o->eps,
+                    &(mui_adam_args){.lr = g->lr,
+                                     .beta1 = g->beta1,
+                                     .beta2 = g->beta2,
+                                     .eps = g->eps,
                                      .weight_decay = g->weight_decay,
                                      .decoupled = o->kind == MUI_OPTIMIZER_ADAMW,
                                      .step = r->step});
@@ -381,15 +390,18 @@ void mu_optimizer_set_lr(mu_optimizer *o, float lr)
     }
     if (!at_least_zero(lr)) { /* one step with it would ruin every parameter */
         mui_fail(o->context, MU_ERR_ARG, "mu_optimizer_set_lr: %g is not a learning rate; it stays %g", (double)lr,
-                 (double)o->lr);
+                 o->groups[0].settings.lr);
         return;
     }
-    o->lr = lr;
+    double as_written = mui_as_written(lr);
+    for (size_t g = 0; g < o->group_count; g++) {
+        o->groups[g].settings.lr = as_written * o->groups[g].settings.lr_factor;
+    }
 }
 
 float mu_optimizer_lr(const mu_optimizer *o)
 {
-    return o != NULL ? o->lr : 0;
+    return o != NULL ? (float)o->groups[0].settings.lr : 0;
 }
 
 int64_t mu_optimizer_steps(const mu_optimizer *o)

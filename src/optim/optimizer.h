@@ -8,14 +8,15 @@
 
 typedef enum mui_optimizer_kind { MUI_OPTIMIZER_SGD, MUI_OPTIMIZER_ADAM, MUI_OPTIMIZER_ADAMW } mui_optimizer_kind;
 
-/* Of one parameter group, as they are used: lr includes the group's factor. */
-typedef struct mui_optimizer_group {
-    const char *pattern; /* NULL for group 0, the parameters that no pattern matches; the optimiser's */
-    float lr, weight_decay;
-    float momentum, dampening; /* SGD */
+/* Of one parameter group, as they are used: lr includes the group's factor. Doubles, as PyTorch's are: those of the
+ * options are what their shortest decimal form says (0.999f is 0.999), those of a file what the file says. */
+typedef struct mui_settings {
+    double lr, lr_factor;       /* lr_factor: what mu_optimizer_set_lr multiplies by for this group */
+    double weight_decay;
+    double momentum, dampening; /* SGD */
+    double beta1, beta2, eps;   /* Adam, AdamW */
     bool nesterov;
-    float beta1, beta2, eps; /* Adam, AdamW */
-} mui_optimizer_group;
+} mui_settings;
 
 /* Progress of one parameter. */
 typedef struct mui_optimizer_entry {
@@ -28,11 +29,18 @@ typedef struct mui_optimizer_entry {
 mui_optimizer_kind mui_optimizer_kind_of(const mu_optimizer *o);
 mu_context *mui_optimizer_context(const mu_optimizer *o);
 int mui_optimizer_groups(const mu_optimizer *o); /* at least 1 */
-mui_optimizer_group mui_optimizer_get_group(const mu_optimizer *o, int group);
+mui_settings mui_optimizer_get_settings(const mu_optimizer *o, int group);
+/* Takes over settings that are in order (mui_settings_problem is NULL). With a first momentum, state is made. */
+mu_status mui_optimizer_set_settings(mu_optimizer *o, int group, const mui_settings *s) MU_MUST_USE;
+/* Puts back settings that the optimiser had before, of all groups. Cannot fail. */
+void mui_optimizer_restore_settings(mu_optimizer *o, const mui_settings *all);
+/* What is wrong with them, for a message; NULL: nothing. */
+const char *mui_settings_problem(mui_optimizer_kind kind, const mui_settings *s);
 
 /* Follows the tree and says how many parameters there are, in registration order; -1 on failure. Call it first; the
  * indices below are valid until the tree changes. */
 int64_t mui_optimizer_count(mu_optimizer *o);
+mui_store *mui_optimizer_store(mu_optimizer *o); /* up to date; NULL on failure */
 mui_optimizer_entry mui_optimizer_get(mu_optimizer *o, int64_t i);
 
 /* State tensors of each parameter: "momentum_buffer" (SGD with momentum), or "exp_avg" and "exp_avg_sq". */

@@ -7,8 +7,8 @@
 #define MUI_OPTIMIZER_MAX_STATES 2
 
 typedef struct mui_group_setting {
-    char *pattern;      /* NULL: the default group */
-    float lr_factor, weight_decay; /* resolved: what the options' special values stand for */
+    char *pattern;     /* NULL: the default group */
+    mui_settings settings;
 } mui_group_setting;
 
 /* What the optimiser remembers of a parameter. Kept by identity over changes of the tree. */
@@ -24,10 +24,6 @@ struct mu_optimizer {
     mu_context *context;
     mui_source *source;
     mui_optimizer_kind kind;
-    float lr;
-    float momentum, dampening; /* SGD */
-    bool nesterov;
-    float beta1, beta2, eps;   /* Adam */
     mui_group_setting *groups; /* at least the default one */
     size_t group_count, group_capacity;
     mui_slab *slabs[MUI_OPTIMIZER_MAX_STATES];

@@ -1,6 +1,7 @@
 /* The optimiser as io sees it. */
 #include "optim/optimizer_impl.h"
 
+#include <math.h>
 #include <string.h>
 
 mui_optimizer_kind mui_optimizer_kind_of(const mu_optimizer *o)
@@ -18,18 +19,56 @@ int mui_optimizer_groups(const mu_optimizer *o)
     return (int)o->group_count;
 }
 
-mui_optimizer_group mui_optimizer_get_group(const mu_optimizer *o, int group)
+mui_settings mui_optimizer_get_settings(const mu_optimizer *o, int group)
 {
-    const mui_group_setting *g = &o->groups[group];
-    return (mui_optimizer_group){.pattern = g->pattern,
-                                 .lr = o->lr * g->lr_factor,
-                                 .weight_decay = g->weight_decay,
-                                 .momentum = o->momentum,
-                                 .dampening = o->dampening,
-                                 .nesterov = o->nesterov,
-                                 .beta1 = o->beta1,
-                                 .beta2 = o->beta2,
-                                 .eps = o->eps};
+    return o->groups[group].settings;
+}
+
+const char *mui_settings_problem(mui_optimizer_kind kind, const mui_settings *s)
+{
+    if (!(isfinite(s->lr) && s->lr >= 0)) {
+        return "lr";
+    }
+    if (!(isfinite(s->weight_decay) && s->weight_decay >= 0)) {
+        return "weight_decay";
+    }
+    if (kind != MUI_OPTIMIZER_SGD) {
+        return !(s->beta1 >= 0 && s->beta1 < 1) || !(s->beta2 >= 0 && s->beta2 < 1) ? "betas"
+               : !(isfinite(s->eps) && s->eps >= 0)                                 ? "eps"
+                                                                                    : NULL;
+    }
+    return !(isfinite(s->momentum) && s->momentum >= 0)                  ? "momentum"
+           : !isfinite(s->dampening)                                     ? "dampening"
+           : s->nesterov && !(s->momentum > 0 && s->dampening == 0)      ? "nesterov"
+                                                                         : NULL;
+}
+
+mu_status mui_optimizer_set_settings(mu_optimizer *o, int group, const mui_settings *s)
+{
+    mui_store *store = mui_optimizer_follow(o);
+    if (store == NULL) {
+        return mu_context_status(o->context);
+    }
+    if (o->kind == MUI_OPTIMIZER_SGD && s->momentum != 0 && o->slabs[0] == NULL) {
+        o->slabs[0] = mui_store_add_slab(store);
+        if (o->slabs[0] == NULL) {
+            return MU_ERR_NOMEM;
+        }
+    }
+    o->groups[group].settings = *s;
+    return MU_OK;
+}
+
+void mui_optimizer_restore_settings(mu_optimizer *o, const mui_settings *all)
+{
+    for (size_t g = 0; g < o->group_count; g++) {
+        o->groups[g].settings = all[g];
+    }
+}
+
+mui_store *mui_optimizer_store(mu_optimizer *o)
+{
+    return mui_optimizer_follow(o);
 }
 
 int64_t mui_optimizer_count(mu_optimizer *o)
@@ -92,7 +131,7 @@ void mui_optimizer_set_progress(mu_optimizer *o, int64_t i, bool has_state, int6
     q->has_state = has_state;
     q->step = has_state ? step : 0;
     const mu_parameter *p = parameter_at(o, i);
-    for (int k = 0; !has_state && k < mui_optimizer_states(o); k++) {
+    for (int k = 0; !has_state && k < MUI_OPTIMIZER_MAX_STATES && o->slabs[k] != NULL; k++) {
         memset(o->slabs[k]->data + p->offset, 0, p->capacity * sizeof(float));
     }
 }

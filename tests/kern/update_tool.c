@@ -45,7 +45,7 @@ int main(void)
     for (int step = 1; step <= steps; step++) {
         read_floats(g, n);
         if (scalars == 4) {
-            mui_sgd_args s = {(float)a[0], (float)a[1], (float)a[2], (float)a[3], last != 0, step == 1};
+            mui_sgd_args s = {a[0], a[1], a[2], a[3], last != 0, step == 1};
             mui_sgd_update(n, w, g, s.momentum != 0 ? m : NULL, &s);
         } else {
             mui_adam_args s = {a[0], a[1], a[2], a[3], a[4], last != 0, step};
