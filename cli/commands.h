@@ -7,7 +7,8 @@
 enum {
     CLI_OK = 0,
     CLI_FAILED = 1, /* it failed while running */
-    CLI_USAGE = 2   /* a bad flag, a missing file, shapes that cannot fit: nothing was done or written */
+    CLI_USAGE = 2,  /* a bad flag, a missing file, shapes that cannot fit: nothing was done or written */
+    CLI_RUNS_CODE = 3 /* muster inspect --strict: the file would run code in Python */
 };
 
 /* Each gets its own argc and argv: argv[0] is the subcommand's name, options follow. Returns the exit code. */

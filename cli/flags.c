@@ -21,8 +21,17 @@ static int count_flags(const flag *table)
 
 static void print_help(const char *command, const char *about, const flag *table)
 {
-    printf("usage: muster %s [OPTION...]\n%s\n\n", command, about);
+    printf("usage: muster %s", command);
     for (const flag *f = table; f->kind != FLAG_END; f++) {
+        if (f->kind == FLAG_FILE) {
+            printf(" %s", f->name);
+        }
+    }
+    printf(" [OPTION...]\n%s\n\n", about);
+    for (const flag *f = table; f->kind != FLAG_END; f++) {
+        if (f->kind == FLAG_FILE) {
+            continue;
+        }
         char left[64];
         snprintf(left, sizeof(left), "--%s%s%s", f->name, f->arg != NULL ? " " : "",
                  f->kind == FLAG_CHOICE ? "NAME" : f->arg != NULL ? f->arg : "");
@@ -33,6 +42,9 @@ static void print_help(const char *command, const char *about, const flag *table
         printf("\n");
     }
     printf("  %-22s %s\n", "--help", "print this");
+    if (strstr(about, "Exit codes:") != NULL) {
+        return;
+    }
     printf("\nExit codes: 0 done, 1 failed while running, 2 bad flags or input (nothing was done).\n");
 }
 
@@ -88,7 +100,7 @@ static int set(const char *command, const flag *f, void *out, const char *text)
         *(const char **)field = text;
         return -1;
     case FLAG_TEXT:
-        if (text[0] == '\0' || strchr(text, '\n') != NULL) {
+        if ((text[0] == '\0' && f->min >= 0) || strchr(text, '\n') != NULL) {
             return cli_usage_error(command, "--%s needs a text of one line", f->name);
         }
         *(const char **)field = text;
@@ -101,9 +113,31 @@ static int set(const char *command, const flag *f, void *out, const char *text)
         list->item[list->count++] = text;
         return -1;
     }
+    case FLAG_FILE: *(const char **)field = text; return -1;
     case FLAG_END: break;
     }
     return cli_fail(command, CLI_FAILED, "a broken flag table");
+}
+
+/* The words that are left, which getopt moved to the end. */
+static int set_files(const char *command, const flag *table, void *out, int argc, char **argv)
+{
+    for (const flag *f = table; f->kind != FLAG_END; f++) {
+        if (f->kind != FLAG_FILE) {
+            continue;
+        }
+        if (optind == argc) {
+            return cli_usage_error(command, "which %s?", f->name);
+        }
+        if (argv[optind][0] == '\0') {
+            return cli_usage_error(command, "%s is an empty text", f->name);
+        }
+        set(command, f, out, argv[optind++]);
+    }
+    if (optind < argc) {
+        return cli_usage_error(command, "'%s' is one word too many", argv[optind]);
+    }
+    return -1;
 }
 
 int flags_parse(const char *command, const char *about, const flag *table, void *out, int argc, char **argv)
@@ -115,7 +149,7 @@ int flags_parse(const char *command, const char *about, const flag *table, void 
     }
     memset(longs, 0, sizeof(longs));
     for (int i = 0; i < n; i++) {
-        longs[i].name = table[i].name;
+        longs[i].name = table[i].kind == FLAG_FILE ? "" : table[i].name; /* getopt matches no word with it */
         longs[i].has_arg = table[i].kind == FLAG_SWITCH ? no_argument : required_argument;
         longs[i].val = 256 + i;
     }
@@ -144,10 +178,7 @@ int flags_parse(const char *command, const char *about, const flag *table, void 
             return code;
         }
     }
-    if (optind < argc) {
-        return cli_usage_error(command, "'%s' is not an option", argv[optind]);
-    }
-    return -1;
+    return set_files(command, table, out, argc, argv);
 }
 
 void flags_value(const flag *f, const void *options, char *text, size_t size)
@@ -159,6 +190,7 @@ void flags_value(const flag *f, const void *options, char *text, size_t size)
     case FLAG_INT: snprintf(text, size, "%lld", (long long)*(const int64_t *)field); break;
     case FLAG_FLOAT: snprintf(text, size, "%.17g", *(const double *)field); break;
     case FLAG_TEXT:
+    case FLAG_FILE:
     case FLAG_CHOICE: {
         const char *value = *(const char *const *)field;
         snprintf(text, size, "%s", value != NULL ? value : "");

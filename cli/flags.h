@@ -1,5 +1,5 @@
 /* Command-line flags from a table: parsing, checking and --help come from the same rows, so they cannot disagree.
- * Not for positional arguments: the subcommands that use this take none. */
+ * Words that are no flags fill the table's FLAG_FILE rows in their order; all of them are wanted. */
 #ifndef MUSTER_CLI_FLAGS_H
 #define MUSTER_CLI_FLAGS_H
 
@@ -12,9 +12,10 @@ typedef enum flag_kind {
     FLAG_SWITCH, /* bool */
     FLAG_INT,    /* int64_t in [min, max] */
     FLAG_FLOAT,  /* double in [min, max] */
-    FLAG_TEXT,   /* const char *, borrowed from argv */
+    FLAG_TEXT,   /* const char *, borrowed from argv; may be "" where min is -1 */
     FLAG_LIST,   /* flag_list: may be given several times */
     FLAG_CHOICE, /* const char *, one of `choices`, separated by '|' */
+    FLAG_FILE,   /* const char *: a word that is no flag, shown as `name` */
     FLAG_END
 } flag_kind;
 
@@ -38,7 +39,7 @@ typedef struct flag {
 } flag;
 
 /* Fills out, which holds the defaults, from argv. Returns -1 to go on; otherwise the exit code: 0 after --help, which
- * prints `about`, 2 after a message about what is wrong. */
+ * prints `about` (and the usual exit codes, unless it tells some), 2 after a message about what is wrong. */
 int flags_parse(const char *command, const char *about, const flag *table, void *out, int argc, char **argv);
 
 /* Text of a flag's value, "" when unset. */

@@ -1,176 +1,47 @@
-/* `muster inspect FILE [--json] [--hash]`: what is inside a checkpoint, without running anything of it.
- *
- * --json writes one object:
- *   "file"      the path as given
- *   "format"    "torch zip", "torch legacy" or "torchscript"
- *   "tensors"   in file order; each {"name", "dtype", "shape": [..], "bytes", "tied_to": name or null,
- *               "location": where PyTorch had it, e.g. "cuda:0", "" when not told, "note": text or null, and with --hash "sha256": 64 digits or null}
- *   "arrays"    NumPy's arrays and scalars, in the same form
- *   "storages"  bare storages, as one-dimensional tensors, in the same form
- *   "bytes"     of all tensors, tied ones once
- *   "state_dicts" the parts that --key can name and that can be meant without it: each {"path", "tensors": how many}
- *   "globals"   names that Python would import or call to load the file, other than PyTorch's own constructors
- * "name" is the path in the file's object: keys joined by dots, "[i]" for items of lists and tuples, "<Class>" after an
- * instance of a class; a pickled torch.nn.Module shows its state_dict's names. "dtype" is PyTorch's. "bytes" is of the
- * elements laid out row by row, and "sha256" is of those bytes, little-endian. Names that are not valid Unicode have
- * \udXXX escapes. */
-#include "checkpoint_flags.h"
+/* `muster inspect FILE`: what is inside a checkpoint, without running anything of it. docs/checkpoint-json.md describes
+ * --json. */
 #include "commands.h"
+#include "look.h"
 #include "sha256.h"
 
-#include <muster/checkpoint.h>
-
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct inspect_options {
-    const char *file;
-    bool json, hash;
-    mu_checkpoint_options reading;
+    const char *file, *key;
+    bool json, hash, globals, strict;
+    look_reading reading;
 } inspect_options;
 
-static const char usage[] =
-    "usage: muster inspect FILE [--json] [--hash] [--limit NAME=N] [--no-checksum] [--big-endian]\n"
-    "\n"
-    "Shows the tensors of a PyTorch checkpoint (zip or legacy) or TorchScript archive, and what Python would import or\n"
-    "call to load it. Nothing of the file is run.\n"
-    "\n"
-    "  --json   write JSON, for programs\n"
-    "  --hash   add the SHA-256 of each tensor's elements (row-major, little-endian); checks all data on the way\n"
-    CHECKPOINT_FLAGS_HELP
-    "\n"
-    "Exit codes: 0 done, 1 the file is damaged or no checkpoint, 2 bad flags or no such file.\n";
-
-/* Returns -1 to go on, else an exit code. */
-static int parse(int argc, char **argv, inspect_options *o)
-{
-    bool flags_end = false;
-    int code = -1;
-    for (int i = 1; i < argc; i++) {
-        const char *a = argv[i];
-        if (!flags_end && (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0)) {
-            fputs(usage, stdout);
-            return CLI_OK;
-        }
-        if (!flags_end && strcmp(a, "--") == 0) {
-            flags_end = true;
-        } else if (!flags_end && strcmp(a, "--json") == 0) {
-            o->json = true;
-        } else if (!flags_end && strcmp(a, "--hash") == 0) {
-            o->hash = true;
-        } else if (!flags_end && checkpoint_flag("inspect", argc, argv, &i, &o->reading, &code)) {
-            if (code >= 0) {
-                return code;
-            }
-        } else if (!flags_end && a[0] == '-' && a[1] != '\0') {
-            return cli_usage_error("inspect", "no flag '%s'", a);
-        } else if (o->file != NULL) {
-            return cli_usage_error("inspect", "one file is wanted, '%s' and '%s' were given", o->file, a);
-        } else {
-            o->file = a;
-        }
-    }
-    return o->file != NULL ? -1 : cli_usage_error("inspect", "which file?");
-}
-
-/* Errors are printed once at the end; warnings at once. */
-static void on_log(void *user, mu_log_level level, const char *message)
-{
-    (void)user;
-    if (level == MU_LOG_WARN) {
-        fprintf(stderr, "muster inspect: warning: %s\n", message);
-    }
-}
-
-/* Saturating: a file may claim any shape. */
-static uint64_t bytes_of(mu_checkpoint_entry e)
-{
-    uint64_t n = mu_dtype_bytes(e.dtype);
-    for (int i = 0; i < e.dims.ndim; i++) {
-        if (__builtin_mul_overflow(n, (uint64_t)e.dims.dim[i], &n)) {
-            n = UINT64_MAX;
-        }
-    }
-    return n;
-}
-
-/* One character of a name at s as JSON or, for people, with control characters made visible; returns its end. */
-static const char *put_char(const char *s, bool json)
-{
-    unsigned char c = (unsigned char)*s;
-    if (c < 0x20 || c == 0x7f) {
-        printf(json ? "\\u%04x" : "\\x%02x", c);
-        return s + 1;
-    }
-    if (json && (c == '"' || c == '\\')) {
-        printf("\\%c", c);
-        return s + 1;
-    }
-    /* A lone surrogate, which UTF-8 does not allow but Python's pickles do. */
-    if (c == 0xed && (unsigned char)s[1] >= 0xa0 && s[1] != '\0' && s[2] != '\0') {
-        printf("\\u%04x", 0xd000u | ((unsigned char)s[1] & 0x3fu) << 6 | ((unsigned char)s[2] & 0x3fu));
-        return s + 3;
-    }
-    /* C1 control characters act on terminals too. */
-    if (!json && c == 0xc2 && (unsigned char)s[1] >= 0x80 && (unsigned char)s[1] < 0xa0) {
-        printf("\\x%02x", (unsigned char)s[1]);
-        return s + 2;
-    }
-    putchar(c);
-    return s + 1;
-}
-
-static void put_text(const char *s, bool json)
-{
-    while (*s != '\0') {
-        s = put_char(s, json);
-    }
-}
-
-/* Whether bytes form UTF-8 as put_char expects; keys may be bytes. Others are shown byte by byte. */
-static void put_json(const char *s)
-{
-    if (s == NULL) {
-        fputs("null", stdout);
-        return;
-    }
-    putchar('"');
-    for (const char *p = s; *p != '\0';) {
-        unsigned char c = (unsigned char)*p;
-        int more = c < 0x80 ? 0 : c >= 0xc2 && c < 0xe0 ? 1 : c >= 0xe0 && c < 0xf0 ? 2 : c >= 0xf0 && c < 0xf5 ? 3 : -1;
-        bool whole = more >= 0;
-        for (int i = 1; whole && i <= more; i++) {
-            whole = ((unsigned char)p[i] & 0xc0) == 0x80;
-        }
-        if (!whole) { /* not UTF-8: as Latin-1 */
-            printf("\\u%04x", c);
-            p++;
-        } else if (more == 0 || c == 0xed) {
-            p = put_char(p, true);
-            /* the rest of a valid three-byte letter that begins with 0xed */
-            while (((unsigned char)*p & 0xc0) == 0x80) {
-                putchar(*p++);
-            }
-        } else {
-            fwrite(p, 1, (size_t)more + 1, stdout);
-            p += more + 1;
-        }
-    }
-    putchar('"');
-}
+#define AT(field) offsetof(inspect_options, field)
+static const flag inspect_flags[] = {
+    {"FILE", FLAG_FILE, AT(file), NULL, NULL, 0, 0, FLAG_FREE},
+    {"json", FLAG_SWITCH, AT(json), NULL, "write JSON, for programs (docs/checkpoint-json.md)", 0, 0, FLAG_FREE},
+    {"hash", FLAG_SWITCH, AT(hash), NULL,
+     "add the SHA-256 of each tensor's elements (row-major, little-endian); checks all data on the way", 0, 0, FLAG_FREE},
+    {"globals", FLAG_SWITCH, AT(globals), NULL, "list all Python names in the file: what runs code, and what is data", 0,
+     0, FLAG_FREE},
+    {"strict", FLAG_SWITCH, AT(strict), NULL, "exit with 3 if loading it in Python would run code", 0, 0, FLAG_FREE},
+    {"key", FLAG_TEXT, AT(key), "PATH", "only what is below that path in the file", -1, 0, FLAG_FREE},
+    LOOK_FLAGS(inspect_options, reading),
+};
+static const char about[] =
+    "Shows the tensors of a checkpoint (PyTorch's zip or legacy, TorchScript, safetensors), which parts of it can be a\n"
+    "state dict, and what Python would import or call to load it. Nothing of the file is run.\n"
+    "Exit codes: 0 done, 1 the file is damaged or no checkpoint, 2 bad flags or no such file, 3 with --strict: Python\n"
+    "would run code.";
 
 /* hex is "" when the tensor has no data to hash. Returns false on error, which the context then has. */
-static bool hash_entry(mu_context *c, mu_checkpoint_file *k, int64_t i, char hex[65])
+static bool hash_entry(const look *l, mu_checkpoint_file *k, int64_t i, char hex[65])
 {
     mu_checkpoint_entry e = mu_checkpoint_get(k, i);
-    uint64_t bytes = bytes_of(e);
+    uint64_t bytes = look_bytes(&e);
     hex[0] = '\0';
     mu_status s = mu_checkpoint_read(k, i, NULL, (size_t)bytes);
     if (s < 0) {
         bool skip = e.note != NULL;
         if (skip) {
-            mu_context_clear(c);
+            mu_context_clear(l->context);
         }
         return skip;
     }
@@ -190,15 +61,6 @@ static bool hash_entry(mu_context *c, mu_checkpoint_file *k, int64_t i, char hex
     return s == MU_OK;
 }
 
-static void put_shape(mu_dims d, const char *open, const char *shut)
-{
-    fputs(open, stdout);
-    for (int i = 0; i < d.ndim; i++) {
-        printf("%s%lld", i > 0 ? ", " : "", (long long)d.dim[i]);
-    }
-    fputs(shut, stdout);
-}
-
 typedef enum entry_kind { TENSOR, ARRAY, STORAGE } entry_kind;
 
 static entry_kind kind_of(mu_checkpoint_entry e)
@@ -206,149 +68,243 @@ static entry_kind kind_of(mu_checkpoint_entry e)
     return e.is_storage ? STORAGE : e.is_array ? ARRAY : TENSOR;
 }
 
-/* The entries of one kind as a JSON array. */
-static bool json_entries(mu_context *c, mu_checkpoint_file *k, const inspect_options *o, entry_kind kind)
-{
-    bool first = true;
-    for (int64_t i = 0; i < mu_checkpoint_count(k); i++) {
-        mu_checkpoint_entry e = mu_checkpoint_get(k, i);
-        char hex[65] = "";
-        if (kind_of(e) != kind) {
-            continue;
-        }
-        if (o->hash && !hash_entry(c, k, i, hex)) {
-            return false;
-        }
-        fputs(first ? "\n  {\"name\": " : ",\n  {\"name\": ", stdout);
-        first = false;
-        put_json(e.name);
-        printf(", \"dtype\": \"%s\", \"shape\": ", e.dtype_name);
-        put_shape(e.dims, "[", "]");
-        printf(", \"bytes\": %llu, \"tied_to\": ", (unsigned long long)bytes_of(e));
-        put_json(e.tied_to);
-        fputs(", \"location\": ", stdout);
-        put_json(e.location);
-        fputs(", \"note\": ", stdout);
-        put_json(e.note);
-        if (o->hash) {
-            fputs(", \"sha256\": ", stdout);
-            put_json(hex[0] != '\0' ? hex : NULL);
-        }
-        putchar('}');
-    }
-    return true;
-}
-
-static uint64_t total_bytes(const mu_checkpoint_file *k)
+static uint64_t total_bytes(const mu_checkpoint_file *k, const mu_state_dict *d)
 {
     uint64_t all = 0;
-    for (int64_t i = 0; i < mu_checkpoint_count(k); i++) {
+    for (int64_t i = d->first; i < d->first + d->count; i++) {
         mu_checkpoint_entry e = mu_checkpoint_get(k, i);
-        if (kind_of(e) == TENSOR && e.tied_to == NULL && __builtin_add_overflow(all, bytes_of(e), &all)) {
+        if (kind_of(e) == TENSOR && e.tied_to == NULL && __builtin_add_overflow(all, look_bytes(&e), &all)) {
             all = UINT64_MAX;
         }
     }
     return all;
 }
 
-static bool print_json(mu_context *c, mu_checkpoint_file *k, const inspect_options *o)
+/* -- JSON --------------------------------------------------------------------------------------------------------- */
+
+/* The scales of a quantised tensor: all of them, however many. */
+static bool json_quantization(json *j, mu_checkpoint_file *k, int64_t i)
 {
-    fputs("{\"file\": ", stdout);
-    put_json(o->file);
-    printf(",\n \"format\": \"%s\",\n \"tensors\": [", mu_checkpoint_format(k));
-    if (!json_entries(c, k, o, TENSOR)) {
+    mu_quantization q = {0};
+    if (mu_checkpoint_quantization(k, i, &q) != MU_OK) {
         return false;
     }
-    fputs("],\n \"arrays\": [", stdout);
-    if (!json_entries(c, k, o, ARRAY)) {
-        return false;
+    if (q.scheme == NULL) {
+        json_null(j, "quantization");
+        return true;
     }
-    fputs("],\n \"storages\": [", stdout);
-    if (!json_entries(c, k, o, STORAGE)) {
-        return false;
+    json_open(j, "quantization", '{');
+    json_text(j, "scheme", q.scheme);
+    json_int(j, "axis", q.axis);
+    for (int part = 0; part < 2; part++) {
+        json_open(j, part == 0 ? "scales" : "zero_points", '[');
+        for (int64_t n = 0; n < q.count; n++) {
+            json_number(j, NULL, part == 0 ? q.scales[n] : q.zero_points[n]);
+        }
+        json_close(j);
     }
-    printf("],\n \"bytes\": %llu,\n \"state_dicts\": [", (unsigned long long)total_bytes(k));
-    for (int64_t i = 0; i < mu_checkpoint_state_dicts(k); i++) {
-        mu_state_dict d = mu_checkpoint_state_dict(k, i);
-        fputs(i > 0 ? ", {\"path\": " : "{\"path\": ", stdout);
-        put_json(d.path);
-        printf(", \"tensors\": %lld}", (long long)d.count);
-    }
-    fputs("],\n \"globals\": [", stdout);
-    const char *const *g = mu_checkpoint_globals(k);
-    for (size_t i = 0; g[i] != NULL; i++) {
-        fputs(i > 0 ? ", " : "", stdout);
-        put_json(g[i]);
-    }
-    fputs("]}\n", stdout);
+    json_close(j);
     return true;
 }
 
-static void put_size(uint64_t bytes)
+static bool json_entry(json *j, const look *l, mu_checkpoint_file *k, const inspect_options *o, int64_t i)
 {
-    static const char *const units[] = {"kB", "MB", "GB", "TB", "PB", "EB"};
-    double x = (double)bytes / 1000;
-    int u = 0;
-    if (bytes < 1000) {
-        printf("%llu bytes", (unsigned long long)bytes);
-        return;
+    mu_checkpoint_entry e = mu_checkpoint_get(k, i);
+    char hex[65] = "";
+    if (o->hash && !hash_entry(l, k, i, hex)) {
+        return false;
     }
-    for (; x >= 1000 && u < 5; u++) {
-        x /= 1000;
+    json_open(j, NULL, '{');
+    json_text(j, "name", e.name);
+    json_text(j, "dtype", e.dtype_name);
+    json_open(j, "shape", '[');
+    for (int n = 0; n < e.dims.ndim; n++) {
+        json_int(j, NULL, e.dims.dim[n]);
     }
-    printf("%.1f %s", x, units[u]);
+    json_close(j);
+    json_uint(j, "bytes", look_bytes(&e));
+    json_text(j, "tied_to", e.tied_to);
+    json_text(j, "location", e.location);
+    json_text(j, "note", e.note);
+    json_text(j, "role", e.is_parameter ? "parameter" : e.is_buffer ? "buffer" : NULL);
+    json_bool(j, "requires_grad", e.requires_grad);
+    if (!json_quantization(j, k, i)) {
+        return false;
+    }
+    if (o->hash) {
+        json_text(j, "sha256", hex[0] != '\0' ? hex : NULL);
+    }
+    json_close(j);
+    return true;
 }
 
-static bool print_text(mu_context *c, mu_checkpoint_file *k, const inspect_options *o)
+static bool json_entries(json *j, const look *l, mu_checkpoint_file *k, const inspect_options *o, const mu_state_dict *d,
+                         entry_kind kind)
+{
+    static const char *const keys[] = {"tensors", "arrays", "storages"};
+    bool good = true;
+    json_open(j, keys[kind], '[');
+    for (int64_t i = d->first; good && i < d->first + d->count; i++) {
+        good = kind_of(mu_checkpoint_get(k, i)) != kind || json_entry(j, l, k, o, i);
+    }
+    json_close(j);
+    return good;
+}
+
+static void json_state_dicts(json *j, const mu_checkpoint_file *k)
+{
+    json_open(j, "state_dicts", '[');
+    for (int64_t i = 0; i < mu_checkpoint_state_dicts(k); i++) {
+        mu_state_dict d = mu_checkpoint_state_dict(k, i);
+        char prefix[256];
+        const char *first = mu_checkpoint_name_in(k, &d, d.first);
+        snprintf(prefix, sizeof(prefix), "%.*s", (int)look_common_prefix(k, &d), first != NULL ? first : "");
+        json_open(j, NULL, '{');
+        json_text(j, "path", d.path);
+        json_int(j, "tensors", d.count);
+        json_text(j, "prefix", prefix);
+        json_close(j);
+    }
+    json_close(j);
+}
+
+/* Both lists are sorted alike, and the first is part of the second. */
+static void list_globals(json *j, const mu_checkpoint_file *k)
+{
+    const char *const *running = mu_checkpoint_globals(k), *const *all = mu_checkpoint_all_globals(k);
+    for (; *all != NULL; all++) {
+        bool runs = *running != NULL && strcmp(*running, *all) == 0;
+        running += runs;
+        if (j != NULL) {
+            json_open(j, NULL, '{');
+            json_text(j, "name", *all);
+            json_bool(j, "runs_code", runs);
+            json_close(j);
+        } else {
+            fputs(runs ? "  runs code  " : "  data       ", stdout);
+            put_text(*all);
+            putchar('\n');
+        }
+    }
+}
+
+static bool print_json(const look *l, mu_checkpoint_file *k, const inspect_options *o, const mu_state_dict *d)
+{
+    json j = {0};
+    json_open(&j, NULL, '{');
+    json_text(&j, "file", o->file);
+    json_text(&j, "format", mu_checkpoint_format(k));
+    if (!json_entries(&j, l, k, o, d, TENSOR) || !json_entries(&j, l, k, o, d, ARRAY) ||
+        !json_entries(&j, l, k, o, d, STORAGE)) {
+        return false;
+    }
+    json_uint(&j, "bytes", total_bytes(k, d));
+    json_state_dicts(&j, k);
+    json_texts(&j, "globals", mu_checkpoint_globals(k));
+    if (o->globals) {
+        json_open(&j, "all_globals", '[');
+        list_globals(&j, k);
+        json_close(&j);
+    }
+    json_int(&j, "trailing_bytes", mu_checkpoint_get_facts(k).trailing_bytes);
+    json_texts(&j, "warnings", l->warnings);
+    json_close(&j);
+    return true;
+}
+
+/* -- text --------------------------------------------------------------------------------------------------------- */
+
+static bool print_entry(const look *l, mu_checkpoint_file *k, const inspect_options *o, int64_t i, int width)
+{
+    mu_checkpoint_entry e = mu_checkpoint_get(k, i);
+    char hex[65] = "";
+    if (o->hash && !hash_entry(l, k, i, hex)) {
+        return false;
+    }
+    fputs("  ", stdout);
+    put_text(e.name[0] != '\0' ? e.name : "(the object itself)");
+    int pad = width - (int)strlen(e.name);
+    printf("%*s  %-10s ", pad > 0 ? pad : 0, "", e.dtype_name);
+    put_shape(e.dims.ndim, e.dims.dim, "()");
+    if (o->hash) {
+        printf("  %s", hex[0] != '\0' ? hex : "no data");
+    }
+    if (e.is_storage || e.is_array || e.is_buffer) {
+        fputs(e.is_storage ? "  bare storage" : e.is_array ? "  NumPy" : "  buffer", stdout);
+    }
+    if (e.is_parameter && !e.requires_grad) {
+        fputs("  frozen", stdout);
+    }
+    if (e.tied_to != NULL) {
+        fputs("  tied to ", stdout);
+        put_text(e.tied_to);
+    }
+    if (e.note != NULL) {
+        fputs("  (", stdout);
+        put_text(e.note);
+        putchar(')');
+    }
+    putchar('\n');
+    return true;
+}
+
+static void print_state_dicts(const mu_checkpoint_file *k)
+{
+    int64_t n = mu_checkpoint_state_dicts(k);
+    for (int64_t i = 0; i < n; i++) {
+        mu_state_dict d = mu_checkpoint_state_dict(k, i);
+        const char *first = mu_checkpoint_name_in(k, &d, d.first);
+        size_t prefix = look_common_prefix(k, &d);
+        if (n == 1 && d.path[0] == '\0' && prefix == 0) {
+            return; /* nothing that is not plain to see */
+        }
+        if (i == 0) {
+            puts(n > 1 ? "State dicts; give one as --key:" : "State dict:");
+        }
+        fputs("  ", stdout);
+        put_text(d.path[0] != '\0' ? d.path : "(the whole file)");
+        printf("  %lld tensor%s", (long long)d.count, d.count == 1 ? "" : "s");
+        if (prefix > 0) {
+            printf(", all names begin with \"%.*s\"", (int)prefix, first);
+        }
+        putchar('\n');
+    }
+}
+
+static bool print_text(const look *l, mu_checkpoint_file *k, const inspect_options *o, const mu_state_dict *d)
 {
     int width = 4;
-    int64_t tensors = 0, storages = 0;
-    for (int64_t i = 0; i < mu_checkpoint_count(k); i++) {
+    int64_t tensors = 0, storages = 0, end = d->first + d->count;
+    for (int64_t i = d->first; i < end; i++) {
         mu_checkpoint_entry e = mu_checkpoint_get(k, i);
         size_t n = strlen(e.name);
         width = n <= 60 && (int)n > width ? (int)n : width;
         tensors += kind_of(e) == TENSOR;
         storages += e.is_storage;
     }
-    printf("%s: %s, %lld tensor%s, ", o->file, mu_checkpoint_format(k), (long long)tensors, tensors == 1 ? "" : "s");
-    put_size(total_bytes(k));
+    put_text(o->file);
+    printf(": %s, %lld tensor%s, ", mu_checkpoint_format(k), (long long)tensors, tensors == 1 ? "" : "s");
+    put_size(total_bytes(k, d));
     if (storages > 0) {
         printf(", %lld bare storage%s", (long long)storages, storages == 1 ? "" : "s");
     }
     putchar('\n');
-    for (int64_t i = 0; i < mu_checkpoint_count(k); i++) {
-        mu_checkpoint_entry e = mu_checkpoint_get(k, i);
-        char hex[65] = "";
-        if (o->hash && !hash_entry(c, k, i, hex)) {
+    for (int64_t i = d->first; i < end; i++) {
+        if (!print_entry(l, k, o, i, width)) {
             return false;
         }
-        fputs("  ", stdout);
-        put_text(e.name[0] != '\0' ? e.name : "(the object itself)", false);
-        int pad = width - (int)strlen(e.name);
-        printf("%*s  %-10s ", pad > 0 ? pad : 0, "", e.dtype_name);
-        put_shape(e.dims, "(", ")");
-        if (o->hash) {
-            printf("  %s", hex[0] != '\0' ? hex : "no data");
-        }
-        if (e.is_storage) {
-            fputs("  bare storage", stdout);
-        }
-        if (e.is_array) {
-            fputs("  NumPy", stdout);
-        }
-        if (e.tied_to != NULL) {
-            fputs("  tied to ", stdout);
-            put_text(e.tied_to, false);
-        }
-        if (e.note != NULL) {
-            printf("  (%s)", e.note);
-        }
-        putchar('\n');
+    }
+    if (o->key == NULL) {
+        print_state_dicts(k);
     }
     const char *const *g = mu_checkpoint_globals(k);
-    for (size_t i = 0; g[i] != NULL; i++) {
+    if (o->globals && mu_checkpoint_all_globals(k)[0] != NULL) {
+        puts("Python names in it:");
+        list_globals(NULL, k);
+    }
+    for (size_t i = 0; g[i] != NULL && !o->globals; i++) {
         fputs(i == 0 ? "Loading it in Python would import or call:\n  " : "  ", stdout);
-        put_text(g[i], false);
+        put_text(g[i]);
         putchar('\n');
     }
     return true;
@@ -357,29 +313,16 @@ static bool print_text(mu_context *c, mu_checkpoint_file *k, const inspect_optio
 int cmd_inspect(int argc, char **argv)
 {
     inspect_options o = {0};
-    int code = parse(argc, argv, &o);
+    look l;
+    int code = flags_parse("inspect", about, inspect_flags, &o, argc, argv);
+    code = code < 0 ? look_begin(&l, "inspect", &o.reading) : code;
     if (code >= 0) {
         return code;
     }
-    mu_context *c = mu_context_open(&(mu_context_options){.log = on_log});
-    if (c == NULL) {
-        return cli_fail("inspect", CLI_FAILED, "out of memory");
-    }
-    mu_checkpoint_file *k = mu_checkpoint_open_with(c, o.file, &o.reading);
-    bool good = k != NULL && (o.json ? print_json(c, k, &o) : print_text(c, k, &o));
-    if (!good) {
-        mu_status s = mu_context_status(c);
-        code = k == NULL && s == MU_ERR_IO ? CLI_USAGE : CLI_FAILED;
-        if (s != MU_OK) {
-            fflush(stdout);
-            cli_fail("inspect", code, "%s", mu_context_message(c));
-        }
-    } else {
-        code = CLI_OK;
-        if (fflush(stdout) != 0 || ferror(stdout)) {
-            code = cli_fail("inspect", CLI_FAILED, "cannot write the output");
-        }
-    }
-    mu_context_close(c);
-    return code;
+    mu_checkpoint_file *k = look_open(&l, o.file, &o.reading);
+    mu_state_dict d = {.path = "", .count = mu_checkpoint_count(k)};
+    bool good = k != NULL && (o.key == NULL || mu_checkpoint_find_state_dict(k, o.key, &d) == MU_OK) &&
+                (o.json ? print_json(&l, k, &o, &d) : print_text(&l, k, &o, &d));
+    code = !good ? CLI_FAILED : o.strict && mu_checkpoint_globals(k)[0] != NULL ? CLI_RUNS_CODE : CLI_OK;
+    return look_end(&l, code);
 }

@@ -159,6 +159,24 @@ typedef struct mu_quantization {
     const double *scales, *zero_points; /* [count], owned by the checkpoint */
 } mu_quantization;
 MU_API mu_status mu_checkpoint_quantization(mu_checkpoint_file *k, int64_t i, mu_quantization *out) MU_MUST_USE;
+/* The same as numbers of type `as`: MU_F64, MU_F32, or MU_I64 for integers and bool. Also types that Muster cannot compute
+ * with: unsigned and quantised ones as their integers, floats of eight bits. MU_ERR_DTYPE for others. */
+MU_API mu_status mu_checkpoint_read_as(mu_checkpoint_file *k, int64_t i, mu_dtype as, void *out, size_t bytes) MU_MUST_USE;
+
+typedef struct mu_checkpoint_facts {
+    int64_t file_bytes;
+    int64_t trailing_bytes;                   /* after what the format reads: harmless, but odd */
+    int64_t members;                          /* of the zip; 0 for other formats */
+    int64_t storages, storage_bytes;          /* of pickled files: those that the object refers to */
+    int64_t unreferenced, unreferenced_bytes; /* storages that it does not */
+} mu_checkpoint_facts;
+MU_API mu_checkpoint_facts mu_checkpoint_get_facts(const mu_checkpoint_file *k);
+/* Reads every member of a zip, also those that are not tensors. verified gets how many checksums were compared; may be
+ * NULL. Other formats have no checksums. */
+MU_API mu_status mu_checkpoint_check_members(mu_checkpoint_file *k, int64_t *verified) MU_MUST_USE;
+/* The optimisers' states beside a state dict ({"state": .., "param_groups": ..}): returns how many there are, and fills
+ * in, for the first `room` ones, how many parameters each has in its groups. */
+MU_API int64_t mu_checkpoint_optimizers(const mu_checkpoint_file *k, int64_t *parameters, int64_t room);
 /* Names that Python would import or call to load the file, outside the harmless set; and all names, with those that
  * only build data. NULL-terminated, sorted; names beyond 500 bytes are cut. */
 MU_API const char *const *mu_checkpoint_globals(const mu_checkpoint_file *k);
@@ -178,6 +196,11 @@ MU_API mu_state_dict mu_checkpoint_state_dict(const mu_checkpoint_file *k, int64
 MU_API mu_status mu_checkpoint_find_state_dict(mu_checkpoint_file *k, const char *key, mu_state_dict *out) MU_MUST_USE;
 /* Name of entry i of the file, below the dict and without "<Class>"; NULL when the entry is not below it. */
 MU_API const char *mu_checkpoint_name_in(const mu_checkpoint_file *k, const mu_state_dict *d, int64_t i);
+/* The names of all of the dict's entries after the rules of rename ("FROM=TO", NULL-terminated, NULL: none; as in
+ * mu_load_options), into out[d->count]; NULL for what is below another path. They belong to the checkpoint. Two names that
+ * become one are an error. */
+MU_API mu_status mu_checkpoint_names_in(mu_checkpoint_file *k, const mu_state_dict *d, const char *const *rename,
+                                        const char **out) MU_MUST_USE;
 
 #ifdef __cplusplus
 }

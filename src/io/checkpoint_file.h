@@ -23,6 +23,7 @@ struct mu_checkpoint_file {
     mui_filemap map;
     mui_file_format format;
     bool big_endian;
+    size_t trailing_bytes;   /* after the format's end */
     mui_zip zip;             /* torch zip and TorchScript */
     void *pickle_bytes;      /* inflated data.pkl; NULL: borrowed from the map */
     mui_pickle pickle;       /* its value is NULL in formats without one: safetensors */

@@ -14,6 +14,7 @@
  * Candidates do not overlap: the outermost counts. */
 #include "io/state_dicts.h"
 #include "base/alloc.h"
+#include "io/rename.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -153,6 +154,27 @@ const char *mu_checkpoint_name_in(const mu_checkpoint_file *k, const mu_state_di
         return NULL;
     }
     return below(k->tree.entries[i].plain, d->path);
+}
+
+mu_status mu_checkpoint_names_in(mu_checkpoint_file *k, const mu_state_dict *d, const char *const *rename,
+                                 const char **out)
+{
+    mui_renames *rules = NULL;
+    if (k == NULL || d == NULL || (out == NULL && d->count > 0)) {
+        return MU_ERR_ARG;
+    }
+    for (int64_t i = 0; i < d->count; i++) {
+        out[i] = mu_checkpoint_name_in(k, d, d->first + i);
+    }
+    mu_status s = mui_renames_open(k->context, rename, &rules);
+    if (s == MU_OK && rules != NULL) {
+        s = mui_renames_apply_all(rules, k->path, out, (size_t)d->count, &k->texts, out);
+    }
+    if (s == MU_OK && rules != NULL) {
+        mui_renames_warn_unused(rules, k->path);
+    }
+    mui_renames_close(rules);
+    return s;
 }
 
 /* Any dict or common start of names, with or without the marks of classes. */

@@ -116,6 +116,7 @@ static mu_status find_data(mu_checkpoint_file *k, size_t at)
         b->data = k->map.data + at;
         at += mui_blob_bytes(b);
     }
+    k->trailing_bytes = k->map.bytes - at;
     if (at != k->map.bytes) {
         mui_log(k->context, MU_LOG_WARN, "%s: %zu bytes follow the last storage; they are ignored", k->path,
                 k->map.bytes - at);

@@ -217,6 +217,7 @@ mu_status mui_torch_zip_open(mu_checkpoint_file *k)
         return s;
     }
     k->zip.map = &k->map;
+    k->trailing_bytes = k->zip.trailing;
     if (k->zip.trailing > 0) {
         mui_log(k->context, MU_LOG_WARN, "%s: %zu bytes follow the end of the zip; they are ignored", k->path,
                 k->zip.trailing);

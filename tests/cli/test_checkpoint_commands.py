@@ -83,11 +83,11 @@ def candidates():
                 assert [(d["path"], d["tensors"]) for d in got] == want, f"{want}: {got}"
         got = w.json("inspect", w.save(Custom()))
         module = {t["name"]: t for t in got["tensors"]}
-        assert got["state_dicts"] == [{"path": "", "tensors": len(Custom().state_dict())}]
+        assert got["state_dicts"] == [{"path": "", "tensors": len(Custom().state_dict()), "prefix": ""}]
         assert list(module) == list(Custom().state_dict())
         torch.jit.save(torch.jit.script(net), os.path.join(w.path, "s.pt"))
         got = w.json("inspect", os.path.join(w.path, "s.pt"))["state_dicts"]
-        assert got == [{"path": "", "tensors": n}], got
+        assert got == [{"path": "", "tensors": n, "prefix": ""}], got
     print("%d objects, both formats" % len(table))
 
 

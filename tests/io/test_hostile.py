@@ -30,7 +30,7 @@ def limits():
     words("l.pt", "the pickle is longer than the limit of 40 bytes", "--limit", "pickle=40")
     for bad in ("pickle", "pickle=", "pickle=x", "pickle=0", "pickle=-1", "pickle=1X", "pickle=99999999T", "what=1", "=1"):
         words("t.pt", "--limit", "--limit", bad, code=2)
-    words("t.pt", "wants NAME=N", "--limit", code=2)
+    words("t.pt", "--limit needs", "--limit", code=2)
 
 
 limits()
