@@ -163,17 +163,22 @@ mu_status mu_checkpoint_names_in(mu_checkpoint_file *k, const mu_state_dict *d, 
     if (k == NULL || d == NULL || (out == NULL && d->count > 0)) {
         return MU_ERR_ARG;
     }
+    const char **names = mui_calloc(k->context, (size_t)d->count, sizeof(*names));
+    if (names == NULL) {
+        return MU_ERR_NOMEM;
+    }
     for (int64_t i = 0; i < d->count; i++) {
-        out[i] = mu_checkpoint_name_in(k, d, d->first + i);
+        names[i] = out[i] = mu_checkpoint_name_in(k, d, d->first + i);
     }
     mu_status s = mui_renames_open(k->context, rename, &rules);
     if (s == MU_OK && rules != NULL) {
-        s = mui_renames_apply_all(rules, k->path, out, (size_t)d->count, &k->texts, out);
+        s = mui_renames_apply_all(rules, k->path, names, (size_t)d->count, &k->texts, out);
     }
     if (s == MU_OK && rules != NULL) {
         mui_renames_warn_unused(rules, k->path);
     }
     mui_renames_close(rules);
+    mui_free(k->context, names);
     return s;
 }
 
