@@ -5,7 +5,7 @@
 #   scripts/deps.sh ci       and for .ci/run (clang)
 set -eu
 
-build="gcc libc6-dev make cmake ninja-build pkg-config libdnnl-dev zlib1g-dev libturbojpeg0-dev libspng-dev
+build="gcc libc6-dev make cmake ninja-build pkg-config libdnnl-dev zlib1g-dev libdeflate-dev libturbojpeg0-dev libspng-dev
        libjansson-dev dataset-fashion-mnist"
 check="libcmocka-dev g++ binutils unzip ziptool python3 python3-numpy python3-torch python3-torchvision python3-pil"
 ci="clang"

@@ -2,8 +2,8 @@
 #include "io/zip_reader.h"
 #include "base/alloc.h"
 #include "io/bytes.h"
-#include "io/crc32.h"
 
+#include <libdeflate.h>
 #include <stdlib.h>
 #include <string.h>
 #include <zlib.h>
@@ -354,7 +354,7 @@ static uint32_t crc_of(mui_zip *z, const mui_zip_member *m, const unsigned char 
     size_t bytes = (size_t)m->bytes;
     for (size_t at = 0; at < bytes; at += MUI_MAPPED_WINDOW) {
         size_t n = bytes - at < MUI_MAPPED_WINDOW ? bytes - at : MUI_MAPPED_WINDOW;
-        crc = mui_crc32(crc, data + at, n);
+        crc = libdeflate_crc32(crc, data + at, n);
         if (z->map != NULL && m->method == 0) {
             mui_filemap_used(z->map, n);
         }

@@ -3,8 +3,8 @@
 #include "base/alloc.h"
 #include "io/bytes.h"
 
+#include <libdeflate.h>
 #include <string.h>
-#include <zlib.h>
 
 #define ALIGNMENT 64u
 #define FLAGS 0x0808u /* sizes in a descriptor after the data; names are UTF-8 */
@@ -58,14 +58,14 @@ void mui_zip_begin(mui_zip_writer *z, const char *name, uint64_t bytes)
     mui_outfile_write(z->file, name, name_bytes);
     mui_outfile_write(z->file, extra, wide_bytes);
     mui_outfile_write(z->file, fill, 4 + padding);
-    z->crc = (uint32_t)crc32_z(0, NULL, 0);
+    z->crc = 0;
     z->data_at = data_at + padding;
 }
 
 void mui_zip_add(mui_zip_writer *z, const void *data, size_t bytes)
 {
     if (z->status == MU_OK && bytes > 0) {
-        z->crc = (uint32_t)crc32_z(z->crc, data, bytes);
+        z->crc = libdeflate_crc32(z->crc, data, bytes);
         mui_outfile_write(z->file, data, bytes);
     }
 }

@@ -1,7 +1,6 @@
 /* The zip reader and writer: round trips, zip64, and that no single damaged byte goes unnoticed or crashes. */
 #include "base/alloc.h"
 #include "io/bytes.h"
-#include "io/crc32.h"
 #include "io/filemap.h"
 #include "io/zip_reader.h"
 #include "io/zip_writer.h"
@@ -252,31 +251,9 @@ static void test_lies(void **state)
     mu_context_close(c);
 }
 
-/* zlib is the oracle: all lengths about the sizes in which it works, every alignment, and in two parts. */
-static void test_crc32(void **state)
-{
-    (void)state;
-    enum { MOST = 5000 };
-    unsigned char *data = malloc(MOST + 64);
-    uint32_t x = 1;
-    assert_non_null(data);
-    for (size_t i = 0; i < MOST + 64; i++) {
-        x = x * 1664525u + 1013904223u;
-        data[i] = (unsigned char)(x >> 24);
-    }
-    for (size_t n = 0; n <= MOST; n += n < 700 ? 1 : 61) {
-        const unsigned char *p = data + n % 64;
-        uint32_t start = (uint32_t)(n * 0x9e3779b9u), want = (uint32_t)crc32_z(start, p, n);
-        assert_int_equal(mui_crc32(start, p, n), want);
-        assert_int_equal(mui_crc32(mui_crc32(start, p, n / 3), p + n / 3, n - n / 3), want);
-    }
-    free(data);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crc32),
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_many_members),
         cmocka_unit_test(test_every_byte),
