@@ -16,6 +16,7 @@ static const struct command {
     {"eval", "measure accuracy and loss of a checkpoint on the test data", cmd_eval},
     {"run", "start a program on several ranks of this machine", cmd_run},
     {"inspect", "show what is inside a checkpoint, running nothing of it", cmd_inspect},
+    {"convert", "write a checkpoint's state dict in another format, type or with other names", cmd_convert},
     {"version", "print the version", cmd_version},
     {"help", "print this, or the help of a subcommand", cmd_help},
 };

@@ -202,6 +202,36 @@ MU_API const char *mu_checkpoint_name_in(const mu_checkpoint_file *k, const mu_s
 MU_API mu_status mu_checkpoint_names_in(mu_checkpoint_file *k, const mu_state_dict *d, const char *const *rename,
                                         const char **out) MU_MUST_USE;
 
+/* Conversion. Names change in this order: strip_prefix, rename, prefix. */
+typedef struct mu_convert_options {
+    mu_file_format format;
+    const char *key;            /* path of the state dict in the file; NULL: the only one */
+    const char *strip_prefix;   /* removed from the names that begin with it, e.g. "module."; NULL: none */
+    const char *const *rename;  /* NULL-terminated "FROM=TO" as in mu_load_options; NULL: none */
+    const char *prefix;         /* put before every name; NULL: none */
+    bool change_dtype;          /* float32, float64, float16 and bfloat16 tensors become dtype, one of these four, rounded */
+    mu_dtype dtype;             /* to nearest even as PyTorch does (float64 by way of float32); others keep their type */
+} mu_convert_options;
+
+/* What a conversion did. Text belongs to the context and is valid until its next conversion. */
+typedef struct mu_convert_report {
+    int64_t written;   /* tensors, tied ones included */
+    int64_t converted; /* to another element type */
+    int64_t renamed;
+    int64_t tied;      /* names whose elements are those of another name */
+    int64_t separated; /* tensors that shared a storage otherwise than as a whole; each has its own elements now */
+    int64_t left_out;  /* of the file: values that are not in the new one, each with what is below it */
+    const char *text;  /* several lines for people: names of all that was left out, tied, separated, converted, renamed */
+} mu_convert_report;
+
+/* Writes a state dict of an open file as a file of its own, atomically; path may be the file it came from. Elements are
+ * exact unless change_dtype; tied tensors stay tied; _metadata goes from PyTorch's formats to PyTorch's formats. Memory
+ * is that of the largest tensor. What the format cannot hold (sparse tensors; in safetensors, complex128 and quantised
+ * ones) is MU_ERR_UNSUPPORTED with the tensor's name, and nothing is written; so are two names that become one,
+ * MU_ERR_FORMAT. options and report may be NULL. */
+MU_API mu_status mu_checkpoint_convert(mu_checkpoint_file *k, const char *path, const mu_convert_options *options,
+                                       mu_convert_report *report) MU_MUST_USE;
+
 #ifdef __cplusplus
 }
 #endif

@@ -559,6 +559,12 @@ static mu_status name_tensors(walk *k, mui_value *root)
                                         MUI_MAX_ENTRIES);
 }
 
+uint64_t mui_tree_tensors_below(const mui_value *v)
+{
+    const node *n = v->note;
+    return n != NULL ? n->tensors : 0;
+}
+
 mu_status mui_tree_build(const mui_meaning *w, mui_value *root, size_t pickle_bytes, mui_tree *out)
 {
     mui_tree t = {.context = w->context};
