@@ -3,12 +3,14 @@ _muster()
 {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W "train eval run inspect version help" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "train eval run inspect convert version help" -- "$cur")
         return
     fi
     case "$prev" in
     --model) mapfile -t COMPREPLY < <(compgen -W "resnet20 resnet32 resnet44 resnet56 resnet18 resnet34 resnet50 cnn mlp" -- "$cur"); return ;;
     --optimizer) mapfile -t COMPREPLY < <(compgen -W "sgd adam adamw" -- "$cur"); return ;;
+    --to) mapfile -t COMPREPLY < <(compgen -W "torch legacy safetensors" -- "$cur"); return ;;
+    --dtype) mapfile -t COMPREPLY < <(compgen -W "float32 float64 float16 bfloat16" -- "$cur"); return ;;
     --schedule) mapfile -t COMPREPLY < <(compgen -W "constant step cosine" -- "$cur"); return ;;
     esac
     if [[ $cur == -* ]]; then

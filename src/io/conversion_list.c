@@ -161,21 +161,42 @@ static mu_status add_versions(mui_conversion *v, mui_renames *rules)
 
 /* -- tensors ------------------------------------------------------------------------------------------------------ */
 
+/* Two of the quantised types have several elements in a byte. */
+static int bits_of(const mui_torch_dtype *d)
+{
+    return strcmp(d->name, "quint4x2") == 0 ? 4 : strcmp(d->name, "quint2x4") == 0 ? 2 : d->bytes * 8;
+}
+
 static mu_status check_tensor(mui_conversion *v, const mui_entry *e)
 {
     mu_context *c = v->list.context;
     const mui_file_tensor *t = e->tensor;
     size_t bytes = 0;
     mu_status s = mui_tensor_bytes(v->file, e->name, t, &bytes);
-    if (s == MU_OK && t->dtype->quantised) {
-        return mui_fail(c, MU_ERR_UNSUPPORTED, "%s: tensor '%s' is quantised (%s), which cannot be converted", v->file->path,
-                        e->name, t->dtype->name);
+    if (s == MU_OK && t->dtype->quantised && (t->dtype->bytes * 8 != bits_of(t->dtype) || t->quantizer == NULL)) {
+        return mui_fail(c, MU_ERR_UNSUPPORTED, "%s: tensor '%s' is of %s%s, which cannot be converted", v->file->path, e->name,
+                        t->dtype->name, t->quantizer == NULL ? " without a scale" : "");
     }
     if (s == MU_OK && v->options->change_dtype && !t->dtype->exact && strstr(t->dtype->name, "float") != NULL) {
         return mui_fail(c, MU_ERR_UNSUPPORTED, "%s: tensor '%s' is of %s, which cannot become %s", v->file->path, e->name,
                         t->dtype->name, mu_dtype_name(v->options->dtype));
     }
     return s;
+}
+
+/* Of a quantised tensor; NULL for others, and after an error. */
+static const mu_quantization *quantization_of(mui_conversion *v, size_t entry)
+{
+    mu_quantization q;
+    if (v->file->tree.entries[entry].tensor->quantizer == NULL ||
+        mu_checkpoint_quantization(v->file, (int64_t)entry, &q) != MU_OK) {
+        return NULL;
+    }
+    mu_quantization *kept = mui_arena_alloc(&v->list.arena, sizeof(*kept));
+    if (kept != NULL) {
+        *kept = q;
+    }
+    return kept;
 }
 
 static mu_status add_tensors(mui_conversion *v, const char *const *names, size_t n)
@@ -193,14 +214,15 @@ static mu_status add_tensors(mui_conversion *v, const char *const *names, size_t
         }
         first[root] = first[root] == 0 ? i + 1 : first[root];
         mui_out_tensor t = {.name = names[i], .dtype = e->tensor->dtype, .ndim = e->tensor->ndim, .dim = e->tensor->dim,
-                            .same_as = first[root] - 1};
+                            .same_as = first[root] - 1,
+                            .quantization = quantization_of(v, v->entries[i])};
         if (floats != NULL && is_float(t.dtype) && t.dtype != floats) {
             t.dtype = floats;
             v->report.converted++;
         }
         v->report.tied += t.same_as != i;
         v->report.renamed += strcmp(names[i], v->old_names[i]) != 0;
-        s = mui_out_add(&v->list, &t);
+        s = mui_failed(v->list.context) ? mu_context_status(v->list.context) : mui_out_add(&v->list, &t);
     }
     mui_free(v->list.context, first);
     return s;

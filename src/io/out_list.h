@@ -16,6 +16,7 @@ typedef struct mui_out_tensor {
     int ndim;
     const int64_t *dim;
     size_t same_as; /* index of an earlier tensor that is the same memory (tied weights), else its own */
+    const mu_quantization *quantization; /* lives as long as the list; NULL: not quantised */
 } mui_out_tensor;
 
 /* An entry of a state dict's _metadata. */

@@ -1,9 +1,10 @@
 /* Tensors as calls of torch._utils._rebuild_tensor_v2, or _v3 for the types without a storage class of their own, which
- * are over bytes (PyTorch 2.1 and later read them). */
+ * are over bytes (PyTorch 2.1 and later read them), or _rebuild_qtensor. */
 #include "io/out_pickle.h"
 #include "base/alloc.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static void put_ints(mui_pickle_writer *w, const int64_t *v, int n)
 {
@@ -36,6 +37,8 @@ static void put_storage(mui_pickle_writer *w, int64_t key, const mui_out_tensor 
     mui_pk_text(w, "storage");
     if (t->dtype->storage != NULL) {
         mui_pk_global(w, "torch", t->dtype->storage);
+    } else if (w->legacy) { /* PyTorch 2.15 writes UntypedStorage there too, and cannot read it back */
+        mui_pk_global(w, "torch", "ByteStorage");
     } else {
         mui_pk_global(w, "torch.storage", "UntypedStorage");
     }
@@ -49,15 +52,51 @@ static void put_storage(mui_pickle_writer *w, int64_t key, const mui_out_tensor 
     mui_pk_op(w, 'Q');
 }
 
+/* Scales as floats; zero points as integers, but for the one scheme that has them as floats. */
+static void put_numbers(mui_pickle_writer *w, const mu_quantization *q, const double *v, bool floats)
+{
+    bool list = q->axis >= 0;
+    if (list) { /* PyTorch makes tensors of lists */
+        mui_pk_op(w, ']');
+        mui_pk_op(w, '(');
+    }
+    for (int64_t i = 0; i < q->count; i++) {
+        if (floats) {
+            mui_pk_float(w, v[i]);
+        } else {
+            mui_pk_int(w, (int64_t)v[i]);
+        }
+    }
+    if (list) {
+        mui_pk_op(w, 'e');
+    }
+}
+
+static void put_quantization(mui_pickle_writer *w, const mu_quantization *q)
+{
+    mui_pk_op(w, '(');
+    mui_pk_global(w, "torch", q->scheme);
+    put_numbers(w, q, q->scales, true);
+    put_numbers(w, q, q->zero_points, strstr(q->scheme, "float_qparams") != NULL);
+    if (q->axis >= 0) {
+        mui_pk_int(w, q->axis);
+    }
+    mui_pk_op(w, 't');
+}
+
 void mui_pk_out_tensor(mui_pickle_writer *w, int64_t key, const mui_out_tensor *t)
 {
     bool bytes = t->dtype->storage == NULL;
-    mui_pk_global(w, "torch._utils", bytes ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
+    mui_pk_global(w, "torch._utils",
+                  t->quantization != NULL ? "_rebuild_qtensor" : bytes ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
     mui_pk_op(w, '(');
     put_storage(w, key, t);
     mui_pk_int(w, 0);
     put_ints(w, t->dim, t->ndim);
     put_strides(w, t);
+    if (t->quantization != NULL) {
+        put_quantization(w, t->quantization);
+    }
     mui_pk_bool(w, false);
     mui_pk_ordered_dict(w);
     if (bytes) {

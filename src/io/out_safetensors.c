@@ -49,6 +49,10 @@ static mu_status check(const mui_out_list *l, const char *path, item *x)
 {
     const mui_out_tensor *t = x->tensor;
     x->type = type_of(t);
+    if (t->quantization != NULL) {
+        return mui_fail(l->context, MU_ERR_UNSUPPORTED, "%s: tensor '%s' is quantised, which safetensors cannot hold", path,
+                        t->name);
+    }
     if (x->type < 0) {
         return mui_fail(l->context, MU_ERR_UNSUPPORTED, "%s: tensor '%s' is of %s, which safetensors does not have", path,
                         t->name, t->dtype->name);

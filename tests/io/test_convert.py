@@ -53,7 +53,7 @@ def same_bits(a, b, what):
 
 # -- every file of the cases -----------------------------------------------------------------------------------------
 
-WHY_NOT = ("no state dict in the file", "is sparse", "on the meta device", "quantised", "complex128", "subclass")
+WHY_NOT = ("no state dict in the file", "is sparse", "on the meta device", "quantised, which safetensors", "complex128", "subclass")
 
 
 def cases():
@@ -158,6 +158,19 @@ def round_trips():
     check(got["tied"].data_ptr() == got["torch.float32"].data_ptr(), "tied after safetensors")
     torch.save({"z": torch.zeros(2, dtype=torch.complex128)}, "c128.pt")
     refused(1, "tensor 'z' is of complex128, which safetensors does not have", "c128.pt", "no.safetensors")
+    q = {"t": torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 5, torch.quint8),
+         "i": torch.quantize_per_tensor(torch.randn(2), 0.3, 0, torch.qint32),
+         "c": torch.quantize_per_channel(torch.randn(3, 4), torch.tensor([0.1, 0.25, 0.3]), torch.tensor([1, 0, -2]), 0, torch.qint8),
+         "d": torch.quantize_per_channel(torch.randn(2, 3, 2), torch.rand(3) + 0.1, torch.arange(3), 1, torch.quint8)}
+    torch.save(q, "q.pt")
+    for to in ("torch", "legacy"):
+        good("q.pt", "q2" + ENDS[to], "--to", to)
+        got = torch.load("q2" + ENDS[to])
+        for k in q:
+            a, b = q[k], got[k]
+            check(torch.equal(a.int_repr(), b.int_repr()) and a.qscheme() == b.qscheme() and torch.equal(a.dequantize(), b.dequantize()),
+                  "quantised %s in %s" % (k, to))
+    refused(1, "tensor 't' is quantised, which safetensors cannot hold", "q.pt", "no.safetensors")
     # onto itself
     before = bits("in.pt")
     good("in.pt", "in.pt", "--to", "legacy")
