@@ -71,11 +71,13 @@ static mu_status convert(mui_conversion *v, const char *path, mu_convert_report 
     mu_context *c = v->file->context;
     mu_status s = mui_convert_list(v);
     s = s == MU_OK ? mui_convert_tell(v) : s;
-    s = s == MU_OK ? mui_out_write(&v->list, v->options->format, path) : s;
-    if (s == MU_OK && report != NULL) {
+    if (s == MU_OK && report != NULL) { /* before the file is there: an error means that it is not */
         v->report.text = mui_keep_text(c, MUI_KEPT_CONVERSION, mui_text_get(&v->text));
         s = v->report.text != NULL ? MU_OK : MU_ERR_NOMEM;
-        *report = s == MU_OK ? v->report : *report;
+    }
+    s = s == MU_OK ? mui_out_write(&v->list, v->options->format, path) : s;
+    if (s == MU_OK && report != NULL) {
+        *report = v->report;
     }
     return s;
 }

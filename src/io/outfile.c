@@ -163,12 +163,8 @@ void mui_outfile_abandon(mui_outfile *f)
 }
 
 /* Makes the rename itself durable. File systems that cannot sync a folder say EINVAL; they need nothing. */
-static mu_status sync_folder(mui_outfile *f)
+static mu_status sync_folder(mui_outfile *f, const char *folder)
 {
-    char *folder = folder_of(f->context, f->path);
-    if (folder == NULL) {
-        return MU_ERR_NOMEM;
-    }
     mu_status s = MU_OK;
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0 && fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP) {
@@ -178,7 +174,6 @@ static mu_status sync_folder(mui_outfile *f)
     if (fd >= 0) {
         close(fd);
     }
-    mui_free(f->context, folder);
     return s;
 }
 
@@ -188,6 +183,8 @@ mu_status mui_outfile_commit(mui_outfile *f)
     if (f->status == MU_OK && fsync(f->fd) != 0) {
         f->status = mui_fail(f->context, MU_ERR_IO, "%s: cannot be synced to disk: %s", f->path, mui_errno_text(errno));
     }
+    char *folder = f->status == MU_OK ? folder_of(f->context, f->path) : NULL; /* now: after the rename nothing may fail */
+    f->status = f->status == MU_OK && folder == NULL ? MU_ERR_NOMEM : f->status;
     int fd = f->fd;
     f->fd = -1;
     if (close(fd) != 0 && f->status == MU_OK) {
@@ -200,8 +197,9 @@ mu_status mui_outfile_commit(mui_outfile *f)
     if (s != MU_OK) {
         unlink(f->temporary);
     } else {
-        s = sync_folder(f);
+        s = sync_folder(f, folder);
     }
+    mui_free(f->context, folder);
     release(f);
     return s;
 }
