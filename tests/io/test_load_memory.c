@@ -393,9 +393,9 @@ static void test_group(void **state)
             }
         }
     }
-    /* One rank's kernel fails, at its first or second tensor, while the others write theirs. */
-    for (int i = 0; i < 6; i++) {
-        run_ranks(ranks, i % 2 == 0 ? 7 : 1 << i / 2, i / 2, -1, i % 2);
+    /* One rank's kernel fails, at its first or second tensor, while the others write theirs, laid out or not. */
+    for (int i = 0; i < 9; i++) {
+        run_ranks(ranks, i % 3 == 1 ? 1 << i / 3 : 7, i / 3, -1, i % 3 / 2);
         mu_status s = ranks[0].status;
         assert_true(s == MU_ERR_DEVICE || s == MU_OK); /* kernels may have no layouts, or one */
         for (int r = 0; r < RANKS; r++) {
