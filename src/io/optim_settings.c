@@ -48,7 +48,7 @@ static bool is_true(const mui_value *v)
 }
 
 /* Settings that only one of PyTorch's optimisers has. */
-static const char *other_kind(const mui_value *group)
+static const char *other_kind(const mu_checkpoint_file *k, const mui_value *group)
 {
     static const char *const table[][2] = {{"lambd", "ASGD"},      {"rho", "Adadelta"},       {"lr_decay", "Adagrad"},
                                            {"etas", "Rprop"},      {"max_iter", "LBFGS"},     {"centered", "RMSprop"},
@@ -58,9 +58,10 @@ static const char *other_kind(const mui_value *group)
             return table[i][1];
         }
     }
-    bool adam = mui_dict_get(group, "betas") != NULL, recent = mui_dict_get(group, "differentiable") != NULL;
-    if (adam && recent && mui_dict_get(group, "amsgrad") == NULL) {
-        return "Adamax, RAdam or one that is not PyTorch's"; /* Adam has had amsgrad since 0.4 */
+    /* Adam has had amsgrad since PyTorch 0.4, when there was neither a zip format nor an RAdam. */
+    bool adam = mui_dict_get(group, "betas") != NULL;
+    if (adam && k->format == MUI_FILE_TORCH_ZIP && mui_dict_get(group, "amsgrad") == NULL) {
+        return "Adamax, RAdam or one that is not PyTorch's";
     }
     if (!adam && mui_dict_get(group, "momentum") == NULL) {
         return "none of PyTorch's that is known here";
@@ -71,7 +72,7 @@ static const char *other_kind(const mui_value *group)
 mu_status mui_optim_check_kind(mu_checkpoint_file *k, const mui_value *group, const mui_value *named,
                                mui_optimizer_kind ours)
 {
-    const char *other = other_kind(group);
+    const char *other = other_kind(k, group);
     if (other != NULL) {
         return mui_fail(k->context, MU_ERR_UNSUPPORTED, "%s: the file's optimiser is %s, this one is %s", k->path, other,
                         kinds[ours]);
