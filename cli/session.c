@@ -186,14 +186,23 @@ static int open_network(session *s)
     return s->net != NULL ? -1 : session_close(s, CLI_FAILED, true);
 }
 
-/* Loads --from. With --head, weights that do not fit are skipped and named, and the head is new in any case. */
+/* Loads --from. With --head, weights that do not fit are skipped and named, and the head is new in any case: names too
+ * may be missing then, unless --strict. */
 static int load_from(session *s)
 {
     const train_options *o = s->o;
     bool new_head = o->head > 0 && strcmp(o->command, "train") == 0;
+    const load_flags *l = &o->load;
+    const char *rename[FLAG_LIST_MAX + 1] = {NULL};
     mu_load_report report;
+    memcpy(rename, l->rename.item, (size_t)l->rename.count * sizeof(rename[0]));
     mu_status status = mu_load(s->net, o->from,
-                               &(mu_load_options){.not_strict = new_head, .skip_mismatched = new_head,
+                               &(mu_load_options){.not_strict = l->not_strict || (new_head && !l->strict),
+                                                  .skip_mismatched = l->ignore_mismatched || new_head,
+                                                  .key = l->key,
+                                                  .rename = rename,
+                                                  .exact_names = l->exact_names,
+                                                  .file = &l->file,
                                                   .group = s->size > 1 ? s->world : NULL},
                                &report);
     if (status < 0) {

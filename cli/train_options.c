@@ -38,9 +38,28 @@
     {"no-winograd", FLAG_SWITCH, AT(no_winograd), NULL, "direct convolutions only", 0, 0, FLAG_WARN},                  \
     {"reference", FLAG_SWITCH, AT(reference), NULL, "plain C kernels only: slow, the oracle", 0, 0, FLAG_WARN}
 
+/* How --from is read. */
+#define FROM_FLAGS                                                                                                     \
+    {"key", FLAG_TEXT, AT(load.key), "PATH", "state dict in --from's file (found by itself)", 0, 0, FLAG_FREE},        \
+    {"rename", FLAG_LIST, AT(load.rename), "FROM=TO",                                                                  \
+     "change names of --from's file by extended regular expression (repeatable, in order)", 0, 0, FLAG_FREE},          \
+    {"exact-names", FLAG_SWITCH, AT(load.exact_names), NULL,                                                           \
+     "take names as they are: no module., _orig_mod., model., net. removed or added", 0, 0, FLAG_FREE},                \
+    {"not-strict", FLAG_SWITCH, AT(load.not_strict), NULL, "names that are missing or too many are no error", 0, 0,    \
+     FLAG_FREE},                                                                                                       \
+    {"ignore-mismatched", FLAG_SWITCH, AT(load.ignore_mismatched), NULL, "tensors of other shapes are skipped", 0, 0,  \
+     FLAG_FREE},                                                                                                       \
+    {"limit", FLAG_LIST, AT(load.limits), "NAME=N", "what --from's file may ask for, as of muster inspect", 0, 0,      \
+     FLAG_FREE},                                                                                                       \
+    {"no-checksum", FLAG_SWITCH, AT(load.file.no_checksum), NULL, "do not verify --from's checksums", 0, 0, FLAG_FREE}, \
+    {"big-endian", FLAG_SWITCH, AT(load.file.big_endian), NULL, "of a --from that does not tell its byte order", 0, 0, \
+     FLAG_FREE}
+
 const flag train_flags[] = {
     NETWORK_FLAGS,
     {"from", FLAG_TEXT, AT(from), "FILE", "start from a PyTorch checkpoint's weights", 0, 0, FLAG_FREE},
+    FROM_FLAGS,
+    {"strict", FLAG_SWITCH, AT(load.strict), NULL, "with --head too every name must be in --from's file", 0, 0, FLAG_FREE},
     {"head", FLAG_INT, AT(head), "N", "replace the last layer by a new one for N classes", 1, 1e6, FLAG_SAME},
     {"freeze", FLAG_LIST, AT(freeze), "GLOB", "do not train parameters of that name, e.g. 'layer1.*' (repeatable)", 0,
      0, FLAG_SAME},
@@ -88,6 +107,7 @@ const flag train_flags[] = {
 const flag eval_flags[] = {
     NETWORK_FLAGS,
     {"from", FLAG_TEXT, AT(from), "FILE", "PyTorch checkpoint with the weights", 0, 0, FLAG_FREE},
+    FROM_FLAGS,
     {"head", FLAG_INT, AT(head), "N", "outputs of the network, where not the data's classes", 1, 1e6, FLAG_SAME},
     {"batch", FLAG_INT, AT(batch), "N", "images at a time and rank (64)", 1, 1e6, FLAG_FREE},
     INPUT_FLAGS,
@@ -232,6 +252,34 @@ static int check_writable(const train_options *o, const char *name, const char *
     return -1;
 }
 
+static int check_load(train_options *o)
+{
+    load_flags *l = &o->load;
+    if (l->strict && l->not_strict) {
+        return cli_usage_error(o->command, "--strict and --not-strict exclude each other");
+    }
+    for (int i = 0; i < l->limits.count; i++) {
+        const char *problem = checkpoint_limit_set(&l->file, l->limits.item[i]);
+        if (problem != NULL) {
+            return cli_usage_error(o->command, "--limit %s: %s", l->limits.item[i], problem);
+        }
+    }
+    const char *given = l->key != NULL            ? "key"
+                        : l->rename.count > 0     ? "rename"
+                        : l->exact_names          ? "exact-names"
+                        : l->strict               ? "strict"
+                        : l->not_strict           ? "not-strict"
+                        : l->ignore_mismatched    ? "ignore-mismatched"
+                        : l->limits.count > 0     ? "limit"
+                        : l->file.no_checksum     ? "no-checksum"
+                        : l->file.big_endian      ? "big-endian"
+                                                  : NULL;
+    if (given != NULL && o->from == NULL) {
+        return cli_usage_error(o->command, "--%s says how --from is read, which is missing", given);
+    }
+    return -1;
+}
+
 static int check_common(train_options *o)
 {
     int code;
@@ -242,7 +290,7 @@ static int check_common(train_options *o)
         return cli_usage_error(o->command, "--data is missing");
     }
     if ((code = check_model(o)) >= 0 || (code = check_data(o)) >= 0 || (code = check_statistics(o)) >= 0 ||
-        (code = check_readable(o, "from", o->from)) >= 0) {
+        (code = check_readable(o, "from", o->from)) >= 0 || (code = check_load(o)) >= 0) {
         return code;
     }
     return -1;

@@ -2,9 +2,18 @@
 #ifndef MUSTER_CLI_TRAIN_OPTIONS_H
 #define MUSTER_CLI_TRAIN_OPTIONS_H
 
+#include "checkpoint_flags.h"
 #include "flags.h"
 
 #define MAX_CHANNELS 4
+
+/* How --from is loaded. */
+typedef struct load_flags {
+    const char *key;
+    flag_list rename, limits;
+    bool exact_names, strict, not_strict, ignore_mismatched;
+    mu_checkpoint_options file;
+} load_flags;
 
 typedef struct train_options {
     const char *command; /* "train" or "eval", for messages */
@@ -16,6 +25,7 @@ typedef struct train_options {
     double lr, momentum, weight_decay, label_smoothing, clip, gamma, min_lr;
     bool nesterov, sync_bn, no_shuffle, no_augment, no_flip, no_winograd, reference, quiet;
     flag_list freeze, recompute;
+    load_flags load;
     float mean[MAX_CHANNELS], std[MAX_CHANNELS]; /* from the texts, or the kind of data */
     int channels_given;                          /* how many means were given; 0: the defaults */
 } train_options;

@@ -11,27 +11,39 @@
 extern "C" {
 #endif
 
+struct mu_checkpoint_options;
+
 typedef struct mu_load_options {
     bool not_strict;          /* missing and unexpected names are reported, not an error */
     bool skip_mismatched;     /* wrong shapes are skipped and named; default: an error, also when not strict */
     const char *key;          /* path of the state dict inside the file, e.g. "state_dict"; NULL: found by itself */
     mu_group *group;          /* rank 0 reads, the others receive; errors reach all. Collective when given */
+    /* Rules "FROM=TO" for the file's names, NULL-terminated: every match of the POSIX extended regular expression FROM
+     * becomes TO, in which \1 to \9 are its groups and \0 is all of it; \= in FROM is a =. Applied in order, before
+     * wrappers' names are looked for. A rule that matches nothing is warned of. */
+    const char *const *rename;
+    bool exact_names;         /* no wrapper's name is removed or added */
+    const struct mu_checkpoint_options *file; /* limits, how to read; NULL: the defaults */
 } mu_load_options;
 
 /* What a load did. Text belongs to the context and is valid until its next load. */
 typedef struct mu_load_report {
-    int64_t loaded, missing, unexpected, mismatched;
+    int64_t loaded, missing, unexpected, mismatched; /* tensors; tied to a loaded one is loaded */
     const char *prefix_removed; /* "" if none; e.g. "module." */
     const char *prefix_added;   /* "" if none */
     const char *text;           /* several lines for people: names of everything missing, unexpected, mismatched */
+    int64_t converted;          /* of those loaded: of another type in the file */
+    int64_t renamed;            /* of those loaded: by another name in the file, below the state dict */
+    int64_t elements, elements_loaded; /* of the model's parameters and buffers, tied ones once */
 } mu_load_report;
 
 /* Loads parameters and buffers by name. All or nothing: on error, root is as it was; a checksum that is
  * wrong is found before anything is written. Only a group that breaks while the data is on its way (a rank dies) leaves
  * a mixture behind: load again. Takes little memory beyond the model's, whatever the size of the file: data goes
- * straight from the mapped file into the model (what the zip deflated is unpacked first). Prefixes ("module.", "model.",
- * ...) are removed or added when only that makes names match, and the report says so. No match at all is MU_ERR_FORMAT.
- * report may be NULL. */
+ * straight from the mapped file into the model (what the zip deflated is unpacked first). Names that wrappers put between
+ * ("module.", "_orig_mod.", "model.", "net.", at the start or inside, in the file or in the model) are removed or added
+ * where that makes more names match, and the report says so. No match at all is MU_ERR_FORMAT; less than half of the
+ * elements is warned of. docs/semantics.md has all rules. report may be NULL. */
 MU_API mu_status mu_load(mu_module *root, const char *path, const mu_load_options *options, mu_load_report *report);
 
 typedef enum mu_file_format {

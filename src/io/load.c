@@ -5,7 +5,7 @@
 
 static mu_status read_plan(mui_plan *p, const char *path, const mu_load_options *o)
 {
-    mu_checkpoint_file *k = mu_checkpoint_open(p->context, path);
+    mu_checkpoint_file *k = mu_checkpoint_open_with(p->context, path, o->file);
     if (k == NULL) {
         return mu_context_status(p->context);
     }

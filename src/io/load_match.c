@@ -1,12 +1,13 @@
-/* Matching names. The cost is bounded by entries times renamings times nesting, each a binary search. */
+/* Matching names. Renamings are tried from the mildest on, and one is taken only where it matches more names than all
+ * before it. Each trial costs the names of the dict. */
 #include "io/load_match.h"
+#include "base/alloc.h"
+#include "io/name_trial.h"
+#include "io/state_dicts.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* What DataParallel and DDP, torch.compile, and Lightning put before names. */
-static const char *const tokens[] = {"module.", "_orig_mod.", "model.", "net."};
-#define TOKENS (sizeof(tokens) / sizeof(tokens[0]))
 #define MAX_CHAINS 16
 
 typedef struct chains {
@@ -14,22 +15,17 @@ typedef struct chains {
     int count;
 } chains;
 
-/* Adds every chain of tokens that name begins with: for "module.model.fc" they are "module." and "module.model.". */
+/* Adds every chain of wrappers that name begins with: for "module.model.fc" they are "module." and "module.model.". */
 static void add_chains(chains *c, const char *name)
 {
     char chain[MUI_PREFIX_BYTES] = "";
     for (size_t n = 0;;) {
-        const char *next = NULL;
-        for (size_t i = 0; i < TOKENS; i++) {
-            if (strncmp(name + n, tokens[i], strlen(tokens[i])) == 0) {
-                next = tokens[i];
-            }
-        }
-        if (next == NULL || n + strlen(next) >= sizeof(chain)) {
+        int w = mui_wrapper_at(name + n);
+        if (w < 0 || n + strlen(mui_wrappers[w]) >= sizeof(chain)) {
             return;
         }
-        memcpy(chain + n, next, strlen(next) + 1);
-        n += strlen(next);
+        memcpy(chain + n, mui_wrappers[w], strlen(mui_wrappers[w]) + 1);
+        n += strlen(mui_wrappers[w]);
         bool known = false;
         for (int i = 0; i < c->count; i++) {
             known |= strcmp(c->text[i], chain) == 0;
@@ -40,232 +36,379 @@ static void add_chains(chains *c, const char *name)
     }
 }
 
-/* Drops every `token` that begins a part of the dotted name. */
-static void remove_all(char *name, const char *token)
-{
-    size_t n = strlen(token), to = 0;
-    bool starts = true;
-    for (size_t from = 0; name[from] != '\0';) {
-        if (starts && strncmp(name + from, token, n) == 0) {
-            from += n;
-            continue;
-        }
-        starts = name[from] == '.';
-        name[to++] = name[from++];
-    }
-    name[to] = '\0';
-}
+/* What the search for a model's names in one file shares over its dicts. */
+typedef struct search {
+    mu_checkpoint_file *k;
+    const mui_states *states;
+    const mu_load_options *o;
+    mui_trial trial;
+    chains of_model;
+    unsigned in_model;
+} search;
 
-/* The entry's name below the dict, without the classes that stand in names of pickled objects. */
-static bool own_name(const mu_checkpoint_file *k, const mui_match *m, size_t i, char *out)
-{
-    const char *name = k->tree.entries[i].name;
-    size_t path = strlen(m->path), n = 0;
-    if (strncmp(name, m->path, path) != 0 ||
-        (path > 0 && name[path] != '\0' && strchr(".[<", name[path]) == NULL)) {
-        return false;
-    }
-    name += path;
-    while (*name != '\0') {
-        const char *end = *name == '<' ? strchr(name, '>') : NULL;
-        if (end != NULL) {
-            name = end + 1;
-        } else if (n == 0 && *name == '.') {
-            name++;
-        } else {
-            out[n++] = *name++;
-        }
-    }
-    out[n] = '\0';
-    return true;
-}
+/* A dict with its names, while renamings are tried on it. */
+typedef struct outcome {
+    size_t branch;
+    int64_t matched, left; /* names of the file that match, that do not */
+    mui_renaming renaming;
+} outcome;
 
-static bool renamed(const mu_checkpoint_file *k, const mui_match *m, size_t i, char *out)
+static void set_names(search *q, mui_match *m)
 {
-    size_t n = strlen(m->prefix);
-    char *at = m->rename == MUI_RENAME_ADD ? out + n : out;
-    if (!own_name(k, m, i, at)) {
-        return false;
-    }
-    if (m->rename == MUI_RENAME_ADD) {
-        memcpy(out, m->prefix, n);
-    } else if (m->rename == MUI_RENAME_REMOVE && strncmp(out, m->prefix, n) == 0) {
-        memmove(out, out + n, strlen(out + n) + 1);
-    } else if (m->rename == MUI_RENAME_REMOVE_ALL) {
-        remove_all(out, m->prefix);
-    }
-    return true;
-}
-
-bool mui_match_name(const mu_checkpoint_file *k, const mui_match *m, size_t i, char *out)
-{
-    return i >= m->first && i < m->end && !k->tree.entries[i].tensor->bare_storage && renamed(k, m, i, out);
-}
-
-static int64_t score(const mu_checkpoint_file *k, const mui_states *s, const mui_match *m)
-{
-    char name[MUI_MATCH_NAME];
-    int64_t matched = 0;
+    mu_state_dict d = {.path = m->path, .first = (int64_t)m->first, .count = (int64_t)(m->end - m->first)};
     for (size_t i = m->first; i < m->end; i++) {
-        matched += mui_match_name(k, m, i, name) && mui_states_find(s, name) != NULL;
+        bool bare = q->k->tree.entries[i].tensor->bare_storage;
+        m->own[i - m->first] = bare ? NULL : mu_checkpoint_name_in(q->k, &d, (int64_t)i);
     }
-    return matched;
 }
 
-static void try_rename(const mu_checkpoint_file *k, const mui_states *s, mui_match *best, mui_rename rename,
-                       const char *prefix)
+static void try_renaming(search *q, const mui_match *m, outcome *best, mui_start start, const char *prefix,
+                         unsigned dropped, int rank)
 {
-    mui_match m = *best;
-    m.rename = rename;
-    snprintf(m.prefix, sizeof(m.prefix), "%s", prefix);
-    m.matched = score(k, s, &m);
-    if (m.matched > best->matched) {
-        *best = m;
+    mui_renaming r = {.start = start, .dropped = dropped, .rank = rank};
+    snprintf(r.prefix, sizeof(r.prefix), "%s", prefix);
+    int64_t matched = mui_trial_run(&q->trial, &r, m->names, m->end - m->first);
+    if (matched > best->matched) {
+        best->matched = matched;
+        best->renaming = r;
     }
 }
 
-/* Tries renamings from the mildest on; one is taken only where it matches more names than all before. */
-static void find_rename(const mu_checkpoint_file *k, const mui_states *s, const chains *of_model, mui_match *m)
+static int bits(unsigned x)
+{
+    int n = 0;
+    for (; x != 0; x &= x - 1) {
+        n++;
+    }
+    return n;
+}
+
+static void collect(const mui_match *m, chains *starts, unsigned *inside, int64_t *count)
+{
+    for (size_t i = 0; i < m->end - m->first; i++) {
+        if (m->names[i] != NULL) {
+            add_chains(starts, m->names[i]);
+            *inside |= mui_wrappers_in(m->names[i], NULL);
+            ++*count;
+        }
+    }
+}
+
+/* Nothing; wrappers' names removed at the start, or added there; left out anywhere. */
+static outcome find_renaming(search *q, const mui_match *m)
 {
     chains of_file = {.count = 0};
-    bool inside[2] = {false, false}; /* module. and _orig_mod. after the first part */
-    char name[MUI_MATCH_NAME];
-    for (size_t i = m->first; i < m->end; i++) {
-        if (mui_match_name(k, m, i, name)) {
-            add_chains(&of_file, name);
-            inside[0] |= strstr(name, ".module.") != NULL;
-            inside[1] |= strstr(name, "._orig_mod.") != NULL;
-        }
-    }
-    m->matched = score(k, s, m);
-    for (size_t length = 1; length < MUI_PREFIX_BYTES; length++) {
-        for (int i = 0; i < of_file.count; i++) {
+    unsigned inside = 0;
+    int64_t count = 0;
+    outcome best = {.matched = -1};
+    collect(m, &of_file, &inside, &count);
+    int64_t most = count < (int64_t)q->states->count ? count : (int64_t)q->states->count;
+    try_renaming(q, m, &best, MUI_START_KEPT, "", 0, 0);
+    for (size_t length = 1; length < MUI_PREFIX_BYTES && !q->o->exact_names; length++) {
+        for (int i = 0; i < of_file.count && best.matched < most; i++) {
             if (strlen(of_file.text[i]) == length) {
-                try_rename(k, s, m, MUI_RENAME_REMOVE, of_file.text[i]);
+                try_renaming(q, m, &best, MUI_START_REMOVED, of_file.text[i], 0, (int)length);
             }
         }
     }
-    for (int i = 0; i < of_model->count; i++) {
-        try_rename(k, s, m, MUI_RENAME_ADD, of_model->text[i]);
+    for (int i = 0; i < q->of_model.count && best.matched < most && !q->o->exact_names; i++) {
+        try_renaming(q, m, &best, MUI_START_ADDED, q->of_model.text[i], 0, MUI_PREFIX_BYTES + i);
     }
-    for (int i = 0; i < 2; i++) {
-        if (inside[i]) {
-            try_rename(k, s, m, MUI_RENAME_REMOVE_ALL, tokens[i]);
+    unsigned any = inside | q->in_model;
+    for (int n = 1; n <= MUI_WRAPPERS && !q->o->exact_names; n++) {
+        for (unsigned set = 1; set < 1u << MUI_WRAPPERS && best.matched < most; set++) {
+            if (bits(set) == n && (set & ~any) == 0) {
+                try_renaming(q, m, &best, MUI_START_KEPT, "", set, 2 * MUI_PREFIX_BYTES + n);
+            }
         }
     }
+    best.left = count - best.matched;
+    return best;
 }
 
-static bool is_inside(const mui_match *a, const mui_match *b)
+static mu_status match_open(search *q, const char *path, const mui_value *dict, size_t first, size_t end, mui_match *m)
 {
-    return a->first >= b->first && a->end <= b->end;
+    m->path = path;
+    m->dict = dict;
+    m->first = first;
+    m->end = end;
+    mui_arena_reset(&m->arena);
+    set_names(q, m);
+    mu_status s = MU_OK;
+    for (size_t i = 0; i < end - first && s == MU_OK; i++) {
+        m->names[i] = m->own[i];
+        if (m->own[i] != NULL && m->renames != NULL) {
+            s = mui_renames_apply(m->renames, q->k->path, m->own[i], &m->arena, &m->names[i]);
+        }
+    }
+    return s;
 }
 
-/* A dict beats one above or below it by matching more names, else by needing less renaming, else by being higher. */
-static bool beats(const mui_match *a, const mui_match *b)
+/* A branch's path as mu_checkpoint_name_in takes it. */
+static mu_status open_branch(search *q, size_t i, mui_match *m)
 {
-    return a->matched != b->matched ? a->matched > b->matched : strlen(a->prefix) < strlen(b->prefix);
+    const mui_branch *b = &q->k->tree.branches[i];
+    const char *path = mui_state_dict_path(q->k, b->path);
+    return path != NULL ? match_open(q, path, b->value, b->first, b->end, m) : mu_context_status(q->k->context);
 }
 
-static mu_status refuse_rivals(mu_checkpoint_file *k, const mui_match *best, const mui_match *rival)
+/* Of dicts that match the same number of names the one with fewer others is meant, then the one that needs less
+ * renaming, then the higher one. */
+static bool beats(const outcome *a, const outcome *b)
 {
+    if (a->matched != b->matched) {
+        return a->matched > b->matched;
+    }
+    return a->left != b->left ? a->left < b->left : a->renaming.rank < b->renaming.rank;
+}
+
+static mu_status refuse_rivals(const search *q, const outcome *best, const outcome *rival)
+{
+    const mu_checkpoint_file *k = q->k;
     return mui_fail(k->context, MU_ERR_FORMAT,
                     "%s: several state dicts in the file fit the model, at least \"%s\" (%lld names) and \"%s\" (%lld): "
                     "say which one by its key",
-                    k->path, best->path, (long long)best->matched, rival->path, (long long)rival->matched);
+                    k->path, k->tree.branches[best->branch].path, (long long)best->matched,
+                    k->tree.branches[rival->branch].path, (long long)rival->matched);
 }
 
-/* A start of the file's names without which a name would be the model's; "" when there is none. */
-static void suggest(const mu_checkpoint_file *k, const mui_states *s, char *out, size_t out_bytes)
+static mu_status refuse_none(search *q, const mui_match *m)
 {
-    out[0] = '\0';
-    for (size_t i = 0; i < k->tree.count && i < 200; i++) {
-        const char *name = k->tree.entries[i].name;
-        for (const char *dot = strchr(name, '.'); dot != NULL; dot = strchr(dot + 1, '.')) {
-            if ((size_t)(dot - name) < out_bytes && mui_states_find(s, dot + 1) != NULL) {
-                snprintf(out, out_bytes, "%.*s", (int)(dot - name), name);
-                return;
-            }
-        }
-    }
-}
-
-static mu_status refuse_none(mu_checkpoint_file *k, const mui_states *s, const char *key)
-{
-    char start[256], hint[400] = "";
+    const mu_checkpoint_file *k = q->k;
+    const char *key = q->o->key;
+    char hint[400];
     if (k->tree.count == 0) {
         return mui_fail(k->context, MU_ERR_FORMAT, "%s: there is no tensor in the file (%s)", k->path,
                         mu_checkpoint_format(k));
     }
-    suggest(k, s, start, sizeof(start));
-    if (start[0] != '\0') {
-        snprintf(hint, sizeof(hint), "; names would fit below \"%s\": give that as key", start);
-    }
+    mui_match_hint(k, q->states, q->o, m, hint, sizeof(hint));
     return mui_fail(k->context, MU_ERR_FORMAT,
                     "%s: none of the model's %zu names is in the file%s%s%s; the file has \"%.200s\", ..., the model "
                     "\"%.200s\", ...%s",
-                    k->path, s->count, key != NULL ? " below \"" : "", key != NULL ? key : "", key != NULL ? "\"" : "",
-                    k->tree.entries[0].name, s->count > 0 ? s->items[0].name : "", hint);
+                    k->path, q->states->count, key != NULL ? " below \"" : "", key != NULL ? key : "",
+                    key != NULL ? "\"" : "", k->tree.entries[0].name,
+                    q->states->count > 0 ? q->states->items[0].name : "", hint);
 }
 
-static mui_match match_of(const mui_branch *b)
+/* The dict that fits best. */
+static mu_status find_branch(search *q, mui_match *m, outcome *best)
 {
-    return (mui_match){.path = b->path, .dict = b->value, .first = b->first, .end = b->end};
-}
-
-static mu_status find_by_key(mu_checkpoint_file *k, const mui_states *s, const char *key, const chains *of_model,
-                             mui_match *out)
-{
-    /* Not necessarily a dict of its own: any common start of names will do. */
-    mui_match m = {.path = key, .first = 0, .end = k->tree.count};
-    char name[MUI_MATCH_NAME];
-    bool any = false;
-    for (size_t i = 0; i < k->tree.branch_count; i++) {
-        if (strcmp(k->tree.branches[i].path, key) == 0) {
-            m = match_of(&k->tree.branches[i]);
-            break;
+    const mui_tree *tree = &q->k->tree;
+    outcome *all = mui_calloc(q->k->context, tree->branch_count, sizeof(*all));
+    mu_status s = all != NULL ? MU_OK : MU_ERR_NOMEM;
+    *best = (outcome){.matched = 0, .branch = SIZE_MAX};
+    for (size_t i = 0; i < tree->branch_count && s == MU_OK; i++) {
+        s = open_branch(q, i, m);
+        if (s == MU_OK) {
+            all[i] = find_renaming(q, m);
+            all[i].branch = i;
+            *best = all[i].matched > 0 && (best->matched == 0 || beats(&all[i], best)) ? all[i] : *best;
         }
     }
-    for (size_t i = m.first; i < m.end && !any; i++) {
-        any = mui_match_name(k, &m, i, name);
+    const outcome *rival = NULL;
+    for (size_t i = 0; i < tree->branch_count && s == MU_OK && best->matched > 0; i++) {
+        const mui_branch *a = &tree->branches[i], *b = &tree->branches[best->branch];
+        bool apart = a->end <= b->first || b->end <= a->first;
+        if (apart && all[i].matched > 0 && (rival == NULL || beats(&all[i], rival))) {
+            rival = &all[i];
+        }
     }
-    if (!any) {
-        return mui_fail(k->context, MU_ERR_ARG, "%s: there is no tensor below \"%s\" in the file; it has \"%.200s\", ...",
-                        k->path, key, k->tree.count > 0 ? k->tree.entries[0].name : "");
+    if (rival != NULL && 2 * rival->matched > best->matched) {
+        s = refuse_rivals(q, best, rival);
     }
-    find_rename(k, s, of_model, &m);
-    *out = m;
-    return m.matched > 0 ? MU_OK : refuse_none(k, s, key);
+    mui_free(q->k->context, all);
+    return s;
 }
 
-mu_status mui_match_find(mu_checkpoint_file *k, const mui_states *s, const char *key, mui_match *out)
+static mu_status find_key(search *q, mui_match *m, outcome *best)
 {
-    chains of_model = {.count = 0};
-    for (size_t i = 0; i < s->count; i++) {
-        add_chains(&of_model, s->items[i].name);
+    mu_state_dict d;
+    mu_status s = mu_checkpoint_find_state_dict(q->k, q->o->key, &d);
+    if (s != MU_OK) {
+        return s;
     }
-    if (key != NULL) {
-        return find_by_key(k, s, key, &of_model, out);
+    const mui_value *dict = NULL;
+    for (size_t i = 0; i < q->k->tree.branch_count && dict == NULL; i++) {
+        const mui_branch *b = &q->k->tree.branches[i];
+        if (b->first == (size_t)d.first && b->end == (size_t)(d.first + d.count)) {
+            const char *path = mui_state_dict_path(q->k, b->path);
+            dict = path != NULL && strcmp(path, d.path) == 0 ? b->value : NULL;
+        }
     }
-    mui_match best = {.path = ""}, rival = {.path = ""};
-    for (size_t i = 0; i < k->tree.branch_count; i++) {
-        mui_match m = match_of(&k->tree.branches[i]);
-        find_rename(k, s, &of_model, &m);
-        best = m.matched > 0 && beats(&m, &best) ? m : best;
+    s = match_open(q, d.path, dict, (size_t)d.first, (size_t)(d.first + d.count), m);
+    if (s == MU_OK) {
+        *best = find_renaming(q, m);
     }
-    if (best.matched == 0) {
-        return refuse_none(k, s, NULL);
+    return s;
+}
+
+/* Two chains of wrappers of which each would do, as in {"model.fc": ..., "net.fc": ...}. */
+static mu_status check_one_start(search *q, const mui_match *m, const outcome *best)
+{
+    if (best->renaming.start != MUI_START_REMOVED) {
+        return MU_OK;
     }
-    for (size_t i = 0; i < k->tree.branch_count; i++) {
-        mui_match m = match_of(&k->tree.branches[i]);
-        if (is_inside(&m, &best) || is_inside(&best, &m)) {
+    chains starts = {.count = 0};
+    unsigned inside = 0;
+    int64_t count = 0;
+    outcome plain = {.matched = -1}, rival = {.matched = 0};
+    const char *taken = best->renaming.prefix;
+    collect(m, &starts, &inside, &count);
+    try_renaming(q, m, &plain, MUI_START_KEPT, "", 0, 0);
+    for (int i = 0; i < starts.count; i++) {
+        size_t a = strlen(taken), b = strlen(starts.text[i]);
+        if (strncmp(taken, starts.text[i], a < b ? a : b) != 0) {
+            try_renaming(q, m, &rival, MUI_START_REMOVED, starts.text[i], 0, 1);
+        }
+    }
+    if (2 * (rival.matched - plain.matched) > best->matched - plain.matched) {
+        return mui_fail(m->context, MU_ERR_FORMAT,
+                        "%s: names of the model are in the file both with \"%s\" before them (%lld) and with \"%s\" "
+                        "(%lld): say which by the key or a rename",
+                        q->k->path, taken, (long long)best->matched, rival.renaming.prefix, (long long)rival.matched);
+    }
+    return MU_OK;
+}
+
+/* Which wrappers the file's names have more of than the model's, and less. */
+static void describe(mui_match *m, const mui_states *s)
+{
+    bool more[MUI_WRAPPERS] = {false}, less[MUI_WRAPPERS] = {false};
+    if (m->renaming.start != MUI_START_KEPT) {
+        memcpy(m->renaming.start == MUI_START_REMOVED ? m->removed : m->added, m->renaming.prefix, MUI_PREFIX_BYTES);
+        return;
+    }
+    for (size_t i = 0; m->renaming.dropped != 0 && i < m->end - m->first; i++) {
+        int theirs[MUI_WRAPPERS] = {0}, ours[MUI_WRAPPERS] = {0};
+        if (m->state_of[i] == SIZE_MAX) {
             continue;
         }
-        find_rename(k, s, &of_model, &m);
-        rival = beats(&m, &rival) ? m : rival;
+        mui_wrappers_in(m->names[i], theirs);
+        mui_wrappers_in(s->items[m->state_of[i]].name, ours);
+        for (int w = 0; w < MUI_WRAPPERS; w++) {
+            more[w] |= theirs[w] > ours[w];
+            less[w] |= theirs[w] < ours[w];
+        }
     }
-    if (rival.matched > 0 && 2 * rival.matched > best.matched) {
-        return refuse_rivals(k, &best, &rival);
+    for (int w = 0; w < MUI_WRAPPERS; w++) {
+        char *to[2] = {more[w] ? m->removed : NULL, less[w] ? m->added : NULL};
+        for (int i = 0; i < 2; i++) {
+            if (to[i] != NULL) {
+                snprintf(to[i] + strlen(to[i]), MUI_PREFIX_BYTES - strlen(to[i]), "%s", mui_wrappers[w]);
+            }
+        }
     }
-    *out = best;
+}
+
+static mu_status refuse_clash(const search *q, const mui_match *m)
+{
+    const mui_trial *t = &q->trial;
+    const char *a = q->k->tree.entries[m->first + t->clash[0]].name, *b = q->k->tree.entries[m->first + t->clash[1]].name;
+    if (t->clash[0] == t->clash[1]) {
+        return mui_fail(m->context, MU_ERR_FORMAT,
+                        "%s: several names of the model could be meant by '%s'; a rename or exact names would tell",
+                        q->k->path, a);
+    }
+    const char *before, *name = mui_renaming_read(&m->renaming, m->names[t->clash[0]], &before);
+    size_t slot = mui_name_table_find(&t->tables[m->renaming.dropped], before, name);
+    size_t state = slot != SIZE_MAX ? t->tables[m->renaming.dropped].slots[slot] : SIZE_MAX;
+    return mui_fail(m->context, MU_ERR_FORMAT, "%s: both '%s' and '%s' would be loaded into %s%s", q->k->path, a, b,
+                    state != SIZE_MAX ? q->states->items[state].name : name,
+                    t->unclear ? ", or one of them into another name" : "");
+}
+
+/* The best dict once more, and for good. */
+static mu_status settle(search *q, const outcome *best, mui_match *m)
+{
+    size_t n = m->end - m->first;
+    mu_status s = MU_OK;
+    m->renaming = best->renaming;
+    m->matched = best->matched > 0 ? best->matched : 0;
+    if (m->renames != NULL) {
+        mui_renames_restart(m->renames);
+        s = mui_renames_apply_all(m->renames, q->k->path, m->own, n, &m->arena, m->names);
+        if (s == MU_OK) {
+            mui_renames_warn_unused(m->renames, q->k->path);
+        }
+    }
+    if (s == MU_OK && m->matched == 0) {
+        s = refuse_none(q, m);
+    }
+    s = s == MU_OK ? check_one_start(q, m, best) : s;
+    if (s != MU_OK) {
+        return s;
+    }
+    if (mui_trial_run(&q->trial, &m->renaming, m->names, n) < 0) {
+        return MU_ERR_NOMEM;
+    }
+    if (q->trial.clash[0] != SIZE_MAX) {
+        return refuse_clash(q, m);
+    }
+    memcpy(m->state_of, q->trial.pairs, n * sizeof(*m->state_of));
+    describe(m, q->states);
+    return mui_name_table_make(q->states, m->renaming.dropped, &m->table);
+}
+
+static mu_status find(search *q, mui_match *m)
+{
+    outcome best = {.matched = 0};
+    mu_status s = q->o->key != NULL ? find_key(q, m, &best) : find_branch(q, m, &best);
+    if (s == MU_OK && q->o->key == NULL) {
+        m->first = m->end = 0;
+        s = best.matched > 0 ? open_branch(q, best.branch, m) : refuse_none(q, m);
+    }
+    return s == MU_OK ? settle(q, &best, m) : s;
+}
+
+mu_status mui_match_find(mu_checkpoint_file *k, const mui_states *states, const mu_load_options *o, mui_match *out)
+{
+    mu_context *c = k->context;
+    mui_match m = {.context = c, .path = ""};
+    search q = {.k = k, .states = states, .o = o};
+    mui_arena_init(&m.arena, c);
+    for (size_t i = 0; i < states->count; i++) {
+        add_chains(&q.of_model, states->items[i].name);
+        q.in_model |= mui_wrappers_in(states->items[i].name, NULL);
+    }
+    mu_status s = mui_renames_open(c, o->rename, &m.renames);
+    s = s == MU_OK ? mui_trial_open(states, k->tree.count, &q.trial) : s;
+    m.own = s == MU_OK ? mui_calloc(c, k->tree.count, sizeof(*m.own)) : NULL;
+    m.names = m.own != NULL ? mui_calloc(c, k->tree.count, sizeof(*m.names)) : NULL;
+    m.state_of = m.names != NULL ? mui_calloc(c, k->tree.count, sizeof(*m.state_of)) : NULL;
+    s = s == MU_OK && m.state_of == NULL ? MU_ERR_NOMEM : s;
+    s = s == MU_OK ? find(&q, &m) : s;
+    mui_trial_close(&q.trial);
+    s = s == MU_OK ? mu_context_status(c) : s;
+    if (s != MU_OK) {
+        mui_match_free(&m);
+        return s;
+    }
+    *out = m;
     return MU_OK;
+}
+
+void mui_match_free(mui_match *m)
+{
+    if (m->context == NULL) {
+        return;
+    }
+    mui_name_table_free(&m->table);
+    mui_renames_close(m->renames);
+    mui_free(m->context, m->own);
+    mui_free(m->context, m->names);
+    mui_free(m->context, m->state_of);
+    mui_arena_free(&m->arena);
+    *m = (mui_match){0};
+}
+
+const mui_state *mui_match_state(mui_match *m, const char *path, const char *own)
+{
+    const char *name = own, *before = "";
+    if (mui_renames_apply(m->renames, path, own, &m->arena, &name) != MU_OK) {
+        return NULL;
+    }
+    name = mui_renaming_read(&m->renaming, name, &before);
+    size_t slot = mui_name_table_find(&m->table, before, name);
+    size_t state = slot != SIZE_MAX ? m->table.slots[slot] : SIZE_MAX;
+    return state != SIZE_MAX && m->table.next[state] == SIZE_MAX ? &m->table.states->items[state] : NULL;
 }

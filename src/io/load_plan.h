@@ -20,13 +20,18 @@ typedef struct mui_plan_item {
     bool laid_out;    /* by a kernel, on some rank: writing it can fail */
     char *staged;     /* the reader: elements in the model's type, of what cannot stay in the file (a deflated member
                          is unpacked once); NULL: they are read from the file */
+    bool filled;      /* for the first state of a value: the value will be, under this or another name */
 } mui_plan_item;
+
+typedef struct mui_load_counts { /* as in mu_load_report */
+    int64_t loaded, missing, unexpected, mismatched, converted, renamed, elements, elements_loaded;
+} mui_load_counts;
 
 typedef struct mui_plan {
     mu_context *context;
     mui_states states;
     mui_plan_item *items; /* one for each state */
-    int64_t loaded, missing, unexpected, mismatched;
+    mui_load_counts counts;
     char removed[MUI_PREFIX_BYTES], added[MUI_PREFIX_BYTES];
     mui_text text;
     mu_checkpoint_file *file; /* the reader's, open until all is written; the plan closes it */

@@ -8,7 +8,7 @@
 
 typedef struct header {
     uint64_t states_hash, text_bytes;
-    int64_t counts[4];
+    mui_load_counts counts;
     char removed[MUI_PREFIX_BYTES], added[MUI_PREFIX_BYTES];
 } header;
 
@@ -16,7 +16,7 @@ static header header_of(const mui_plan *p)
 {
     header h = {.states_hash = mui_states_hash(&p->states),
                 .text_bytes = p->text.length,
-                .counts = {p->loaded, p->missing, p->unexpected, p->mismatched}};
+                .counts = p->counts};
     memcpy(h.removed, p->removed, sizeof(h.removed));
     memcpy(h.added, p->added, sizeof(h.added));
     return h;
@@ -25,10 +25,7 @@ static header header_of(const mui_plan *p)
 /* A receiver takes the reader's decisions: flags is a byte for each state, text the report. */
 static mu_status take_over(mui_plan *p, const header *h, const char *flags, const char *text)
 {
-    p->loaded = h->counts[0];
-    p->missing = h->counts[1];
-    p->unexpected = h->counts[2];
-    p->mismatched = h->counts[3];
+    p->counts = h->counts;
     memcpy(p->removed, h->removed, sizeof(p->removed));
     memcpy(p->added, h->added, sizeof(p->added));
     for (size_t i = 0; i < p->states.count; i++) {

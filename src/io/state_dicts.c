@@ -47,6 +47,11 @@ static const char *plain_of(mu_checkpoint_file *k, const char *name)
     return plain;
 }
 
+const char *mui_state_dict_path(mu_checkpoint_file *k, const char *path)
+{
+    return plain_of(k, path);
+}
+
 /* What follows path in name, NULL when name is not below path. */
 static const char *below(const char *name, const char *path)
 {

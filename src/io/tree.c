@@ -413,6 +413,12 @@ static void look_at_items(node *n)
     }
 }
 
+bool mui_holds_tensors(const mui_value *v)
+{
+    const node *n = v->note;
+    return n != NULL && n->tensors > 0;
+}
+
 /* First walk: expands every value once and counts the tensors below it. */
 static mu_status count_tensors(walk *k, mui_value *root)
 {

@@ -64,6 +64,8 @@ uint64_t mui_tree_tensors_below(const mui_value *v);
 
 /* The value of a str key in a dict, OrderedDict or module record; NULL when it has none. The last one counts. */
 mui_value *mui_dict_get(const mui_value *dict, const char *key);
+/* Whether v is a tensor or there are some below it. The tree was built from what v is part of, and is not freed. */
+bool mui_holds_tensors(const mui_value *v);
 /* Items of a dict or OrderedDict: key, value, ...; false when v is no dict. */
 bool mui_dict_items(const mui_value *v, const mui_seq **items);
 
