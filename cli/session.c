@@ -365,6 +365,9 @@ static int resume(session *s)
                                    f->name, old, now);
         }
     }
+    if (read.note == NULL && read.step == 0) { /* of another program, which counts epochs only */
+        read.step = read.epoch * s->steps_per_epoch;
+    }
     read.note = s->note;
     s->state = read;
     session_say(s, "resumed %s at epoch %" PRId64 ", step %" PRId64 "\n", s->o->resume, read.epoch + 1, read.step);

@@ -59,6 +59,27 @@ def with_torch(put):
             put("checkpoint", name + ("_legacy" if legacy else "_zip"), f.getvalue())
 
 
+def training(put):
+    """For fuzz_training, whose model and groups these are."""
+    import torch
+
+    for kind, settings in ("SGD", {"lr": 0.1, "momentum": 0.9}), ("Adam", {"lr": 0.1}):
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+        parameters = list(net.parameters())
+        optimizer = getattr(torch.optim, kind)([{"params": parameters[:4]}, {"params": parameters[4:], "lr": 0.2}], **settings)
+        net(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        state = optimizer.state_dict()
+        ids = {"state": {n + 2**46: s for n, s in state["state"].items()},
+               "param_groups": [dict(g, params=[n + 2**46 for n in g["params"]]) for g in state["param_groups"]]}
+        for form, value in (("plain", {"model": net.state_dict(), "optimizer": state, "epoch": 3}),
+                            ("ids", {"state_dict": net.state_dict(), "optimizer_states": [ids], "global_step": 7})):
+            for legacy in False, True:
+                f = io.BytesIO()
+                torch.save(value, f, _use_new_zipfile_serialization=not legacy)
+                put("training", "%s_%s_%s" % (kind, form, "legacy" if legacy else "zip"), f.getvalue())
+
+
 def main():
     root, cases = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
 
@@ -66,7 +87,7 @@ def main():
         with open(os.path.join(root, kind, name), "wb") as f:
             f.write(data)
 
-    for kind in "pickle", "zip", "legacy", "checkpoint":
+    for kind in "pickle", "zip", "legacy", "checkpoint", "training":
         shutil.rmtree(os.path.join(root, kind), ignore_errors=True)
         os.makedirs(os.path.join(root, kind))
     for i, value in enumerate(values()):
@@ -74,6 +95,7 @@ def main():
             put("pickle", "value%d_%d" % (i, protocol), pickle.dumps(value, protocol))
     try:
         with_torch(put)
+        training(put)
     except ImportError as e:
         print("no seeds from PyTorch:", e)
     for part in "gen", "bad":

@@ -116,6 +116,16 @@ def refused(w):
         assert not os.path.exists(w.path_of("no.pth"))
     out = w.ok(*base, "--lr", 0.05, "--resume", "half.ckpt")
     assert "--lr" in out and "was" in out, out
+    # A PyTorch program's file: its own names, no count of steps.
+    import torch
+    f = w.load("half.ckpt")
+    torch.save({"state_dict": {"module." + k: v for k, v in f["model"].items()}, "optimizer": f["optimizer"], "epoch": 1},
+               w.path_of("torch.pth.tar"))
+    out = w.ok(*base, "--resume", "torch.pth.tar")
+    assert "resumed torch.pth.tar at epoch 2, step 13" in out, out
+    torch.save(f["model"], w.path_of("weights.pth"))
+    done = w.run(*base, "--resume", "weights.pth")
+    assert done.returncode != 0 and "no optimiser's state_dict" in done.stderr, done
     print("runs that differ are refused, and say how")
 
 
