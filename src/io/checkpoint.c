@@ -1,6 +1,8 @@
 /* Opening any checkpoint, and the questions one can ask it. */
 #include "base/alloc.h"
+#include "io/directory.h"
 #include "io/safetensors.h"
+#include "io/sharded.h"
 #include "io/state_dicts.h"
 
 #include <stdlib.h>
@@ -87,6 +89,10 @@ static void destroy(void *object)
     mui_free(c, k->dicts);
     mui_free(c, k->all_globals);
     mui_free(c, k->globals);
+    for (size_t i = 0; i < k->shard_count; i++) {
+        destroy(k->shards[i]);
+    }
+    mui_free(c, k->shards);
     mui_tree_free(&k->tree);
     mui_free(c, k->refs);
     mui_free(c, k->blobs);
@@ -101,16 +107,30 @@ static void destroy(void *object)
     mui_free(c, k);
 }
 
+static mu_status open_format(mu_checkpoint_file *k)
+{
+    switch (k->format) {
+    case MUI_FILE_SAFETENSORS: return mui_safetensors_open(k);
+    case MUI_FILE_TORCH_LEGACY: return mui_torch_legacy_open(k);
+    case MUI_FILE_SHARDED_SAFETENSORS:
+    case MUI_FILE_SHARDED_TORCH:
+        return !k->is_shard ? mui_sharded_open(k)
+                            : mui_fail(k->context, MU_ERR_FORMAT, "%s: an index, where a shard of one was expected", k->path);
+    default: return mui_torch_zip_open(k);
+    }
+}
+
 static mu_status fill(mu_checkpoint_file *k)
 {
-    mu_status s = mui_filemap_open(k->context, k->path, &k->map);
+    mu_status s = mui_refuse_directory(k->context, k->path);
+    if (s == MU_OK) {
+        s = mui_filemap_open(k->context, k->path, &k->map);
+    }
     if (s == MU_OK) {
         s = mui_sniff(k->context, k->path, k->map.data, k->map.bytes, &k->format);
     }
     if (s == MU_OK) {
-        s = k->format == MUI_FILE_SAFETENSORS     ? mui_safetensors_open(k)
-            : k->format == MUI_FILE_TORCH_LEGACY ? mui_torch_legacy_open(k)
-                                                 : mui_torch_zip_open(k);
+        s = open_format(k);
     }
     if (s == MU_OK && k->pickle.value != NULL) {
         mui_meaning meaning = {.context = k->context, .path = k->path, .refs = k->refs};
@@ -119,9 +139,33 @@ static mu_status fill(mu_checkpoint_file *k)
     if (s == MU_OK) {
         /* As the tree's own: many names may share one text. */
         k->texts.limit_bytes = ((size_t)64 << 20) + (k->pickle.used < (size_t)1 << 29 ? k->pickle.used : (size_t)1 << 29) * 512;
-        s = mui_globals_list(k);
+        s = k->shards != NULL ? mui_sharded_globals(k) : mui_globals_list(k);
     }
     return s == MU_OK ? mui_state_dicts_list(k) : s;
+}
+
+static mu_checkpoint_file *open_file(mu_context *c, const char *path, const mui_limits *limits, bool is_shard)
+{
+    mu_checkpoint_file *k = mui_calloc(c, 1, sizeof(*k));
+    if (k == NULL) {
+        return NULL;
+    }
+    k->context = c;
+    k->limits = *limits;
+    k->is_shard = is_shard;
+    mui_arena_init(&k->texts, c);
+    mui_arena_init(&k->scales, c);
+    k->path = mui_strdup(c, path);
+    if (k->path == NULL || fill(k) != MU_OK) {
+        destroy(k);
+        return NULL;
+    }
+    return k;
+}
+
+mu_checkpoint_file *mui_checkpoint_open_shard(mu_context *c, const char *path, const mui_limits *limits)
+{
+    return open_file(c, path, limits, true);
 }
 
 mu_checkpoint_file *mu_checkpoint_open(mu_context *c, const char *path)
@@ -142,20 +186,8 @@ mu_checkpoint_file *mu_checkpoint_open_with(mu_context *c, const char *path, con
     if (mui_limits_read(c, options, &limits) != MU_OK) {
         return NULL;
     }
-    mu_checkpoint_file *k = mui_calloc(c, 1, sizeof(*k));
-    if (k == NULL) {
-        return NULL;
-    }
-    k->context = c;
-    k->limits = limits;
-    mui_arena_init(&k->texts, c);
-    mui_arena_init(&k->scales, c);
-    k->path = mui_strdup(c, path);
-    if (k->path == NULL || fill(k) != MU_OK) {
-        destroy(k);
-        return NULL;
-    }
-    return mui_context_own(c, k, destroy, MUI_OWN_DEFAULT) == MU_OK ? k : NULL;
+    mu_checkpoint_file *k = open_file(c, path, &limits, false);
+    return k != NULL && mui_context_own(c, k, destroy, MUI_OWN_DEFAULT) == MU_OK ? k : NULL;
 }
 
 void mu_checkpoint_close(mu_checkpoint_file *k)
@@ -168,7 +200,8 @@ void mu_checkpoint_close(mu_checkpoint_file *k)
 
 const char *mu_checkpoint_format(const mu_checkpoint_file *k)
 {
-    static const char *const names[] = {"torch zip", "torchscript", "torch legacy", "safetensors"};
+    static const char *const names[] = {"torch zip", "torchscript", "torch legacy", "safetensors",
+                                        "sharded safetensors", "sharded torch"};
     return k != NULL ? names[k->format] : "";
 }
 

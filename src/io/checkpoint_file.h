@@ -13,7 +13,9 @@ typedef enum mui_file_format {
     MUI_FILE_TORCH_ZIP = 0,
     MUI_FILE_TORCHSCRIPT,
     MUI_FILE_TORCH_LEGACY,
-    MUI_FILE_SAFETENSORS
+    MUI_FILE_SAFETENSORS,
+    MUI_FILE_SHARDED_SAFETENSORS, /* from mui_sniff: an index, whatever its shards are */
+    MUI_FILE_SHARDED_TORCH
 } mui_file_format;
 
 struct mu_checkpoint_file {
@@ -31,6 +33,9 @@ struct mu_checkpoint_file {
     mui_blob *blobs;         /* sorted by key when there is a pickle */
     size_t blob_count;
     mui_storage_ref *refs;
+    struct mu_checkpoint_file **shards; /* of an index; owned */
+    size_t shard_count;
+    bool is_shard;
     mui_tree tree;
     const char **globals;    /* those that run code, NULL-terminated */
     const char **all_globals;
@@ -47,6 +52,9 @@ struct mu_checkpoint_file {
  * one line that helps. */
 mu_status mui_sniff(mu_context *c, const char *path, const unsigned char *data, size_t bytes,
                     mui_file_format *out) MU_MUST_USE;
+
+/* A file that an index names, which must not be an index. Not owned by the context; NULL with an error. */
+mu_checkpoint_file *mui_checkpoint_open_shard(mu_context *c, const char *path, const mui_limits *limits);
 
 /* Fill pickle, blobs and refs. k has context, path, map, format. Cleaning up is the caller's. */
 mu_status mui_torch_zip_open(mu_checkpoint_file *k) MU_MUST_USE;

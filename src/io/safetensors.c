@@ -36,9 +36,14 @@ static int by_index(const void *a, const void *b)
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
+/* Mostly they are in order: writers put the header in that of the data. */
 static void sort(mui_st_header *h, int (*order)(const void *, const void *))
 {
-    if (h->count > 1) {
+    size_t i = 1;
+    while (i < h->count && order(&h->tensors[i - 1], &h->tensors[i]) <= 0) {
+        i++;
+    }
+    if (i < h->count) {
         qsort(h->tensors, h->count, sizeof(*h->tensors), order);
     }
 }
@@ -87,8 +92,11 @@ static mu_status check_names(mu_checkpoint_file *k, mui_st_header *h)
 /* Of tied weights only one name is stored, and __metadata__ says under which the others are: {"dropped": "kept"}. */
 static mu_status add_tied(mu_checkpoint_file *k, mui_st_header *h)
 {
+    if (h->pair_count == 0 || h->count == 0) {
+        return MU_OK;
+    }
     sort(h, by_name);
-    for (size_t i = 0; i < h->pair_count && h->count > 0; i++) {
+    for (size_t i = 0; i < h->pair_count; i++) {
         mui_st_tensor dropped = {.name = h->pairs[i].key}, wanted = {.name = h->pairs[i].value};
         const mui_st_tensor *kept = bsearch(&wanted, h->tensors, h->count, sizeof(wanted), by_name);
         if (kept == NULL || strcmp(dropped.name, "format") == 0 || strlen(dropped.name) > MUI_MAX_NAME_BYTES ||

@@ -1,8 +1,8 @@
 /* Tells what a file is by its content, never by its name. */
 #include "io/bytes.h"
 #include "io/checkpoint_file.h"
+#include "io/sniff_text.h"
 
-#include <ctype.h>
 #include <string.h>
 
 static bool starts(const unsigned char *data, size_t bytes, const char *with, size_t n)
@@ -10,27 +10,6 @@ static bool starts(const unsigned char *data, size_t bytes, const char *with, si
     return bytes >= n && memcmp(data, with, n) == 0;
 }
 #define STARTS(text) starts(data, bytes, (text), sizeof(text) - 1)
-
-static bool starts_nocase(const unsigned char *data, size_t bytes, const char *with)
-{
-    size_t i = 0;
-    for (; with[i] != '\0' && i < bytes; i++) {
-        if (tolower(data[i]) != with[i]) {
-            return false;
-        }
-    }
-    return with[i] == '\0';
-}
-
-static bool is_html(const unsigned char *data, size_t bytes)
-{
-    while (bytes > 0 && (isspace(*data) || *data == 0xef || *data == 0xbb || *data == 0xbf)) {
-        data++;
-        bytes--;
-    }
-    return starts_nocase(data, bytes, "<!doctype") || starts_nocase(data, bytes, "<html") ||
-           starts_nocase(data, bytes, "<?xml") || starts_nocase(data, bytes, "<head");
-}
 
 static size_t after_space(const unsigned char *data, size_t bytes, size_t at)
 {
@@ -80,17 +59,18 @@ static const struct {
     size_t offset, bytes;
     const char *what;
 } others[] = {
-    {"version https://git-lfs", 0, 23,
-     "a Git LFS pointer, not the file itself: run `git lfs pull`, or download the file it points to"},
     {"\x89HDF\r\n\x1a\n", 0, 8, "an HDF5 file (Keras?), not a PyTorch checkpoint"},
     {"GGUF", 0, 4, "a GGUF file (llama.cpp), not a PyTorch checkpoint"},
     {"\x93NUMPY", 0, 6, "a NumPy array (.npy), not a PyTorch checkpoint"},
     {"PYTORCH1", 0, 8, "in PyTorch's preview container of 2018: load and save it again with a newer PyTorch"},
-    {"ustar", 257, 5,
-     "a tar archive: unpack it, or, if it is a checkpoint of PyTorch 0.1, load and save it again with PyTorch"},
+    {"GGML", 0, 4, "a GGML file, not a PyTorch checkpoint"},
+    {"lmgg", 0, 4, "a GGML file (llama.cpp, old), not a PyTorch checkpoint"},
+    {"tjgg", 0, 4, "a GGJT file (llama.cpp, old), not a PyTorch checkpoint"},
+    {"TFL3", 4, 4, "a TensorFlow Lite model, not a PyTorch checkpoint"},
     {"\x1f\x8b", 0, 2, "compressed by gzip: decompress it first"},
     {"\xfd" "7zXZ", 0, 5, "compressed by xz: decompress it first"},
     {"(\xb5/\xfd", 0, 4, "compressed by zstd: decompress it first"},
+    {"\x04\x22\x4d\x18", 0, 4, "compressed by lz4: decompress it first"},
     {"BZh", 0, 3, "compressed by bzip2: decompress it first"},
     {"Rar!", 0, 4, "a RAR archive, not a PyTorch checkpoint"},
     {"7z\xbc\xaf", 0, 4, "a 7z archive, not a PyTorch checkpoint"},
@@ -99,10 +79,86 @@ static const struct {
     {"\xff\xd8\xff", 0, 3, "a JPEG image, not a PyTorch checkpoint"},
 };
 
-/* ONNX is a protobuf: field 1 (ir_version, a small number), then a text field. */
+/* ONNX is a protobuf: field 1 (ir_version, a small number), then a text or message: producer_name, producer_version,
+ * domain, graph or opset_import. */
 static bool is_onnx(const unsigned char *data, size_t bytes)
 {
-    return bytes > 4 && data[0] == 0x08 && data[1] >= 1 && data[1] <= 20 && (data[2] == 0x12 || data[2] == 0x1a);
+    return bytes > 4 && data[0] == 0x08 && data[1] >= 1 && data[1] <= 20 && data[2] != 0 &&
+           strchr("\x12\x1a\x22\x3a\x42", data[2]) != NULL;
+}
+
+/* A header of tar: its check sum, with the sum's own 8 bytes taken as spaces, is right. */
+static bool is_tar_header(const unsigned char *h)
+{
+    unsigned sum = 8 * ' ', said = 0;
+    for (int i = 0; i < 512; i++) {
+        sum += i >= 148 && i < 156 ? 0 : h[i];
+    }
+    for (int i = 148; i < 156; i++) {
+        said = h[i] >= '0' && h[i] <= '7' ? said * 8 + (h[i] - '0') : said;
+    }
+    return said == sum;
+}
+
+/* PyTorch before 0.1.10 wrote tar archives of three members. */
+static mu_status refuse_tar(mu_context *c, const char *path, const unsigned char *data, size_t bytes)
+{
+    static const char *const wanted[3] = {"storages", "tensors", "pickle"};
+    unsigned found = 0;
+    for (size_t at = 0; at + 512 <= bytes && is_tar_header(data + at);) {
+        const char *h = (const char *)data + at;
+        uint64_t size = 0;
+        for (int i = 124; i < 136; i++) {
+            size = h[i] >= '0' && h[i] <= '7' ? size * 8 + (uint64_t)(h[i] - '0') : size;
+        }
+        for (unsigned i = 0; i < 3; i++) {
+            const char *name = strncmp(h, "./", 2) == 0 ? h + 2 : h;
+            found |= strncmp(name, wanted[i], 98) == 0 ? 1u << i : 0;
+        }
+        if (size > bytes - at) {
+            break;
+        }
+        at += 512 + (size + 511) / 512 * 512;
+    }
+    return found == 7 ? mui_fail(c, MU_ERR_UNSUPPORTED,
+                                 "%s: a legacy tar of PyTorch before 0.1.10, which is not read: load it and save it again "
+                                 "with PyTorch (1.13 still can)",
+                                 path)
+                      : mui_fail(c, MU_ERR_FORMAT, "%s: a tar archive, not a checkpoint: unpack it", path);
+}
+
+/* The name of a module is in the pickle as text, near its start. */
+static bool mentions(const unsigned char *data, size_t bytes, const char *what)
+{
+    size_t n = strlen(what), look = bytes < 65536 ? bytes : 65536;
+    for (size_t i = 0; i + n <= look; i++) {
+        if (data[i] == (unsigned char)what[0] && memcmp(data + i, what, n) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static mu_status refuse_pickle(mu_context *c, const char *path, const unsigned char *data, size_t bytes)
+{
+    const char *what = mentions(data, bytes, "_load_from_bytes") ? " with tensors of PyTorch in it"
+                       : mentions(data, bytes, "joblib")         ? " of joblib"
+                       : mentions(data, bytes, "numpy")          ? " with NumPy arrays in it"
+                                                                 : "";
+    return mui_fail(c, MU_ERR_FORMAT,
+                    "%s: a bare pickle (pickle.dump)%s, not a file of torch.save: load it in Python, if you trust it, and "
+                    "write it with torch.save",
+                    path, what);
+}
+
+/* Protocols 0 and 1 have no header: an empty container and its place in the memo, a mark or a global come first, STOP
+ * last. */
+static bool is_old_pickle(const unsigned char *data, size_t bytes)
+{
+    return bytes >= 4 && data[bytes - 1] == '.' &&
+           (((data[0] == '}' || data[0] == ']') && data[1] == 'q') ||
+            (data[0] == '(' && (data[1] == 'd' || data[1] == 'l' || data[1] == 't')) ||
+            (data[0] == 'c' && mentions(data, bytes < 200 ? bytes : 200, "\np")));
 }
 
 mu_status mui_sniff(mu_context *c, const char *path, const unsigned char *data, size_t bytes, mui_file_format *out)
@@ -124,10 +180,15 @@ mu_status mui_sniff(mu_context *c, const char *path, const unsigned char *data, 
             return mui_fail(c, MU_ERR_FORMAT, "%s: %s", path, others[i].what);
         }
     }
-    if (is_html(data, bytes)) {
-        return mui_fail(c, MU_ERR_FORMAT,
-                        "%s: an HTML page, not a checkpoint: the download gave a web page (a login or error page?)",
-                        path);
+    if (mui_inside(257, 255, bytes) && memcmp(data + 257, "ustar", 5) == 0) {
+        return refuse_tar(c, path, data, bytes);
+    }
+    if (mui_is_shard_index(data, bytes)) {
+        *out = MUI_FILE_SHARDED_SAFETENSORS;
+        return MU_OK;
+    }
+    if (mui_refuse_text(c, path, data, bytes) != MU_OK) {
+        return mu_context_status(c);
     }
     if (STARTS("PK\5\6")) {
         return mui_fail(c, MU_ERR_FORMAT, "%s: an empty zip archive", path);
@@ -136,11 +197,8 @@ mu_status mui_sniff(mu_context *c, const char *path, const unsigned char *data, 
         *out = MUI_FILE_SAFETENSORS;
         return MU_OK;
     }
-    if (data[0] == 0x80 && bytes > 1 && data[1] <= 5) {
-        return mui_fail(c, MU_ERR_FORMAT,
-                        "%s: a bare pickle (pickle.dump), not a file of torch.save: load it in Python and write it with "
-                        "torch.save",
-                        path);
+    if ((data[0] == 0x80 && bytes > 1 && data[1] <= 5) || is_old_pickle(data, bytes)) {
+        return refuse_pickle(c, path, data, bytes);
     }
     if (is_onnx(data, bytes)) {
         return mui_fail(c, MU_ERR_FORMAT, "%s: looks like an ONNX model, not a PyTorch checkpoint", path);
@@ -152,7 +210,19 @@ mu_status mui_sniff(mu_context *c, const char *path, const unsigned char *data, 
                             i);
         }
     }
+    if (mui_refuse_any_text(c, path, data, bytes) != MU_OK) {
+        return mu_context_status(c);
+    }
+    if (bytes <= 8) {
+        return mui_fail(c, MU_ERR_FORMAT, "%s: not a checkpoint: only %zu bytes", path, bytes);
+    }
+    if (mui_le64(data) <= bytes - 8) { /* not certain, so both are said */
+        return mui_fail(c, MU_ERR_FORMAT,
+                        "%s: not a checkpoint; if it is meant to be a safetensors file: its header of %llu bytes is no "
+                        "JSON object in UTF-8",
+                        path, (unsigned long long)mui_le64(data));
+    }
     return mui_fail(c, MU_ERR_FORMAT,
                     "%s: not a PyTorch checkpoint: begins with bytes %02x %02x %02x %02x (%zu bytes in all)", path,
-                    data[0], bytes > 1 ? data[1] : 0, bytes > 2 ? data[2] : 0, bytes > 3 ? data[3] : 0, bytes);
+                    data[0], data[1], data[2], data[3], bytes);
 }

@@ -1,5 +1,6 @@
 /* PyTorch's zip format: finds the root, the pickle and the storages among the members. */
 #include "base/alloc.h"
+#include "base/text.h"
 #include "io/checkpoint_file.h"
 
 #include <stdio.h>
@@ -16,20 +17,54 @@ static bool ends_with(const char *s, const char *end)
 /* A zip that is not PyTorch's: what else it may be. */
 static mu_status refuse(mu_checkpoint_file *k)
 {
+    static const struct {
+        const char *end, *inside; /* of a member's name; inside NULL: anything */
+        mu_status status;
+        const char *what;
+    } known[] = {
+        {".npy", NULL, MU_ERR_FORMAT, "NumPy arrays (.npz), not a PyTorch checkpoint"},
+        {"archive_format", NULL, MU_ERR_UNSUPPORTED,
+         "a program of torch.export (.pt2), not a checkpoint: save its state_dict with torch.save"},
+        {".json", "models/", MU_ERR_UNSUPPORTED,
+         "a program of torch.export (.pt2), not a checkpoint: save its state_dict with torch.save"},
+        {"serialized_exported_program.json", NULL, MU_ERR_UNSUPPORTED,
+         "a program of torch.export (.pt2), not a checkpoint: save its state_dict with torch.save"},
+        {".data/extern_modules", NULL, MU_ERR_UNSUPPORTED,
+         "a package of torch.package, which holds Python code: load it in Python and save its state_dict with torch.save"},
+        {"model.weights.h5", NULL, MU_ERR_FORMAT, "a Keras model, not a PyTorch checkpoint"},
+        {"[Content_Types].xml", NULL, MU_ERR_FORMAT, "a document (docx, xlsx), not a PyTorch checkpoint"},
+        {"META-INF/MANIFEST.MF", NULL, MU_ERR_FORMAT, "a Java archive, not a PyTorch checkpoint"},
+    };
+    static const char *const inside[] = {".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".th", ".tar", NULL};
     const mui_zip *z = &k->zip;
+    const char *checkpoint = NULL;
     for (size_t i = 0; i < z->count; i++) {
-        if (ends_with(z->members[i].name, ".npy")) {
-            return mui_fail(k->context, MU_ERR_FORMAT, "%s: NumPy arrays (.npz), not a PyTorch checkpoint", k->path);
+        const char *name = z->members[i].name;
+        for (size_t n = 0; n < sizeof(known) / sizeof(known[0]); n++) {
+            if (ends_with(name, known[n].end) && (known[n].inside == NULL || strstr(name, known[n].inside) != NULL)) {
+                return mui_fail(k->context, known[n].status, "%s: %s", k->path, known[n].what);
+            }
         }
-        if (ends_with(z->members[i].name, "archive_format") || strstr(z->members[i].name, "models/") != NULL) {
-            return mui_fail(k->context, MU_ERR_UNSUPPORTED,
-                            "%s: a program of torch.export (.pt2), not a checkpoint: save its state_dict with torch.save",
-                            k->path);
+        for (size_t n = 0; inside[n] != NULL && checkpoint == NULL; n++) {
+            checkpoint = ends_with(name, inside[n]) ? name : NULL;
         }
     }
-    return mui_fail(k->context, MU_ERR_FORMAT,
-                    "%s: a zip of %zu members, but not a PyTorch checkpoint: it has no data.pkl in its one folder",
-                    k->path, z->count);
+    if (checkpoint != NULL) {
+        return mui_fail(k->context, MU_ERR_FORMAT, "%s: a zip that has '%.200s' in it, but is no checkpoint itself: unpack it",
+                        k->path, checkpoint);
+    }
+    mui_text t;
+    mui_text_init(&t, k->context);
+    for (size_t i = 0; i < z->count && i < 3; i++) {
+        mui_text_add(&t, "%s'%.100s'", i > 0 ? ", " : "", z->members[i].name);
+    }
+    mu_status s = mui_fail(k->context, MU_ERR_FORMAT,
+                           "%s: a zip, but not a PyTorch checkpoint: it has no data.pkl in its one folder; its %zu member%s: "
+                           "%s%s",
+                           k->path, z->count, z->count == 1 ? " is" : "s are", mui_text_get(&t),
+                           z->count > 3 ? ", ..." : "");
+    mui_text_free(&t);
+    return s;
 }
 
 /* Root is the folder of the first member, with its slash; all members must be below it. */

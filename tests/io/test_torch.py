@@ -330,9 +330,9 @@ def refused():
             f.write(data)
     cases = [(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull"),
              (b"\n<!DOCTYPE html><html>", "HTML"), (b"<html><body>404", "HTML"),
-             (struct.pack("<Q", 2) + b"{}", "safetensors"), (b"GGUF\x03\0\0\0", "GGUF"),
+             (b"GGUF\x03\0\0\0", "GGUF"),
              (b"\x89HDF\r\n\x1a\n" + b"\0" * 30, "HDF5"), (b"\x93NUMPY\x01\0", "NumPy"), (b"PYTORCH1", "2018"),
-             (b"", "empty"), (b"abc", "not a PyTorch checkpoint"), (pickle.dumps({"a": 1}, 2), "bare pickle"),
+             (b"", "empty"), (b"abc", "not a checkpoint"), (pickle.dumps({"a": 1}, 2), "bare pickle"),
              (b"\0" * 257 + b"ustar\0" + b"\0" * 300, "tar"), (b"\x1f\x8b\x08", "gzip"),
              (b"\x08\x07\x12\x07pytorch", "ONNX"), (b"PK\x05\x06" + b"\0" * 18, "zip")]
     for data, word in cases:
