@@ -1,6 +1,5 @@
 /* Reads the flags that say how a checkpoint is opened. */
 #include "checkpoint_flags.h"
-#include "commands.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -45,34 +44,4 @@ const char *checkpoint_limit_set(mu_checkpoint_options *o, const char *text)
         }
     }
     return "pickle=, members=, header=, tensor= or ratio= was expected";
-}
-
-bool checkpoint_flag(const char *command, int argc, char **argv, int *i, mu_checkpoint_options *o, int *code)
-{
-    const char *a = argv[*i], *value = NULL;
-    *code = -1;
-    if (strcmp(a, "--no-checksum") == 0) {
-        o->no_checksum = true;
-        return true;
-    }
-    if (strcmp(a, "--big-endian") == 0) {
-        o->big_endian = true;
-        return true;
-    }
-    if (strncmp(a, "--limit=", 8) == 0) {
-        value = a + 8;
-    } else if (strcmp(a, "--limit") == 0) {
-        if (*i + 1 >= argc) {
-            *code = cli_usage_error(command, "--limit wants NAME=N");
-            return true;
-        }
-        value = argv[++*i];
-    } else {
-        return false;
-    }
-    const char *problem = checkpoint_limit_set(o, value);
-    if (problem != NULL) {
-        *code = cli_usage_error(command, "--limit %s: %s", value, problem);
-    }
-    return true;
 }

@@ -6,8 +6,9 @@
  * its state at that signal. A program run by `muster run` passes its own code on. */
 enum {
     CLI_OK = 0,
-    CLI_FAILED = 1, /* it failed while running */
-    CLI_USAGE = 2,  /* a bad flag, a missing file, shapes that cannot fit: nothing was done or written */
+    CLI_FAILED = 1, /* it failed while running; muster diff: the files differ */
+    CLI_USAGE = 2,  /* a bad flag, a missing file, shapes that cannot fit: nothing was done or written; muster diff: any
+                       failure, as diff(1) has it */
     CLI_RUNS_CODE = 3 /* muster inspect --strict: the file would run code in Python */
 };
 
@@ -17,6 +18,9 @@ int cmd_eval(int argc, char **argv);
 int cmd_run(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
+int cmd_diff(int argc, char **argv);
+int cmd_verify(int argc, char **argv);
+int cmd_names(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 int cmd_help(int argc, char **argv);
 

@@ -17,6 +17,9 @@ static const struct command {
     {"run", "start a program on several ranks of this machine", cmd_run},
     {"inspect", "show what is inside a checkpoint, running nothing of it", cmd_inspect},
     {"convert", "write a checkpoint's state dict in another format, type or with other names", cmd_convert},
+    {"diff", "compare the tensors of two checkpoints", cmd_diff},
+    {"verify", "read all of a checkpoint and say whether it is whole", cmd_verify},
+    {"names", "tell which parameters the indices in PyTorch's DDP message mean", cmd_names},
     {"version", "print the version", cmd_version},
     {"help", "print this, or the help of a subcommand", cmd_help},
 };

@@ -10,7 +10,7 @@ import torch
 
 from cli_lib import MUSTER, Work, differences, make_data
 
-COMMANDS = ["train", "eval", "run", "inspect"]
+COMMANDS = ["train", "eval", "run", "inspect", "diff", "verify", "names"]
 
 
 def help_texts():
@@ -28,7 +28,7 @@ def help_texts():
         with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/muster.1"),
                   encoding="utf-8") as f:
             page = f.read().replace("\\-", "-")
-        for c in ("train", "eval"):
+        for c in ("train", "eval", "inspect", "diff", "verify", "names"):
             for flag in set(re.findall(r"^  (--[a-z-]+)", w.ok(c, "--help"), re.M)) - {"--help"}:
                 assert flag in page, f"{flag} of {c} is not in docs/muster.1"
     print("help, version, man page")
