@@ -128,7 +128,7 @@ static int64_t pair(mui_trial *t, const mui_name_table *table, const char *const
             t->clash[1] = files[0].index < files[last].index ? files[last].index : files[0].index;
             t->unclear = m > 1;
         }
-        return 0;
+        return table->dropped == 0; /* it is found, only too often */
     }
     for (size_t i = 0; i < f; i++) {
         t->pairs[files[i].index] = models[i].index;
