@@ -44,8 +44,8 @@ mu_status mui_machine_fail(mui_machine *m, mu_status s, const char *format, ...)
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     const char *name = mui_opcode_name(m->op);
-    return mui_fail(m->context, s, "%s: %s, byte %zu, opcode %s: %s", m->path, m->what, m->op_at,
-                    name != NULL ? name : "?", text);
+    return mui_fail(m->context, s, "%s: %s, byte %zu%s%s: %s", m->path, m->what, m->op_at,
+                    name != NULL ? ", opcode " : "", name != NULL ? name : "", text);
 }
 
 mui_value *mui_machine_new(mui_machine *m, mui_kind kind)

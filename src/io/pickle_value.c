@@ -5,7 +5,7 @@
 
 const char *mui_kind_name(mui_kind k)
 {
-    static const char *const names[] = {"None", "bool", "int",  "int",  "float",  "str",        "bytes",
+    static const char *const names[] = {"None", "bool", "int",  "int of more than 64 bits",  "float",  "str",        "bytes",
                                         "tuple", "list", "dict", "set", "global", "persistent id", "object"};
     return (size_t)k < sizeof(names) / sizeof(names[0]) ? names[k] : "?";
 }

@@ -4,13 +4,19 @@
 #include "io/bytes.h"
 #include "io/checkpoint_file.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* The pickle at *at, which is moved behind it. */
 static mu_status next_pickle(mu_checkpoint_file *k, size_t *at, const char *what, mui_pickle *out)
 {
-    mu_status s = mui_pickle_read_within(k->context, k->path, what, k->map.data + *at, k->map.bytes - *at,
+    char place[96]; /* offsets in messages are the pickle's own */
+    snprintf(place, sizeof(place), "%s", what);
+    if (*at > 0) {
+        snprintf(place, sizeof(place), "%s, which begins at byte %zu", what, *at);
+    }
+    mu_status s = mui_pickle_read_within(k->context, k->path, place, k->map.data + *at, k->map.bytes - *at,
                                          k->limits.pickle_bytes, out);
     if (s == MU_OK) {
         *at += out->used;

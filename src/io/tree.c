@@ -121,9 +121,27 @@ static bool is_branching(const mui_value *v)
            v->kind == MUI_OBJECT || v->kind == MUI_PERSISTENT;
 }
 
+/* Room for the edges that every step-th value from first on will make: grown arrays would waste as much again. */
+static bool reserve_edges(walk *k, node *n, const mui_seq *s, size_t first, size_t step)
+{
+    size_t more = 0;
+    for (size_t i = first; i < s->count; i += step) {
+        more += is_branching(s->items[i]);
+    }
+    if (more == 0 || n->count > 0) {
+        return true;
+    }
+    n->edges = mui_arena_calloc(&k->tree->arena, more, sizeof(*n->edges));
+    n->capacity = n->edges != NULL ? more : 0;
+    return n->edges != NULL;
+}
+
 static bool add_items(walk *k, node *n, const mui_seq *s)
 {
     k->work += s->count;
+    if (!reserve_edges(k, n, s, 0, 1)) {
+        return false;
+    }
     for (size_t i = 0; i < s->count; i++) {
         if (is_branching(s->items[i]) && !add_edge(k, n, (edge){.kind = BY_INDEX, .index = i, .child = s->items[i]})) {
             return false;
@@ -136,6 +154,9 @@ static bool add_pairs(walk *k, node *n, const mui_seq *s)
 {
     k->work += s->count;
     n->items += s->count / 2;
+    if (!reserve_edges(k, n, s, 1, 2)) {
+        return false;
+    }
     for (size_t i = 0; i + 1 < s->count; i += 2) {
         if (is_branching(s->items[i + 1]) &&
             !add_edge(k, n, (edge){.kind = BY_KEY, .key = s->items[i], .child = s->items[i + 1]})) {
@@ -196,6 +217,7 @@ static bool add_module(walk *k, node *n, const mui_value *state)
         if (!mui_dict_items(mui_dict_get(state, parts[i]), &items)) {
             continue;
         }
+        k->work += items->count; /* many modules may share it */
         for (size_t j = 0; j + 1 < items->count; j += 2) {
             mui_value *key = items->items[j], *child = items->items[j + 1];
             bool skipped = i == 1 && skip != NULL && (skip->kind == MUI_SET || skip->kind == MUI_LIST) &&
@@ -367,9 +389,6 @@ static mu_status expand(walk *k)
             good = add_items(k, n, &v->seq);
         }
     }
-    if (k->work > k->work_limit) {
-        return mui_fail(c, MU_ERR_LIMIT, "%s: the same items are referred to too many times", k->w->path);
-    }
     return good ? MU_OK : mu_context_status(c);
 }
 
@@ -382,7 +401,13 @@ static mu_status enter(walk *k, mui_value *v)
     n->on_path = true;
     v->note = n;
     mu_status s = push(k, v, n);
-    return s == MU_OK ? expand(k) : s;
+    if (s == MU_OK) {
+        s = expand(k);
+    }
+    if (s == MU_OK && k->work > k->work_limit) {
+        s = mui_fail(k->w->context, MU_ERR_LIMIT, "%s: the same items are referred to too many times", k->w->path);
+    }
+    return s;
 }
 
 /* The tensor that v is, or that v as a parameter is around; NULL: v holds others, or none. */
@@ -554,8 +579,8 @@ static mu_status name_tensors(walk *k, mui_value *root)
         if (++visits > MAX_VISITS) {
             s = MU_ERR_LIMIT;
         } else if (!append_edge(k, e, n)) {
-            s = mui_fail(k->w->context, MU_ERR_LIMIT, "%s: a tensor's name is longer than %d bytes", k->w->path,
-                         MUI_MAX_NAME_BYTES);
+            s = mui_fail(k->w->context, MU_ERR_LIMIT, "%s: a tensor's name is longer than %d bytes: '%.80s...'", k->w->path,
+                         MUI_MAX_NAME_BYTES, k->name);
         } else {
             s = name_value(k, e->child);
         }
@@ -577,7 +602,7 @@ mu_status mui_tree_build(const mui_meaning *w, mui_value *root, size_t pickle_by
     mui_arena_init(&t.arena, w->context);
     t.arena.limit_bytes = ((size_t)64 << 20) + (pickle_bytes < (size_t)1 << 29 ? pickle_bytes : (size_t)1 << 29) * 512;
     mui_meaning own = *w;
-    walk k = {.w = &own, .tree = &t, .work_limit = pickle_bytes * 64 + 1000000};
+    walk k = {.w = &own, .tree = &t, .work_limit = pickle_bytes * 8 + 250000};
     own.arena = &t.arena;
     own.work = &k.work;
     mu_status s = count_tensors(&k, root);

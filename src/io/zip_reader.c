@@ -271,7 +271,11 @@ static mu_status read_directory(mui_zip *z, directory d)
         *m = (mui_zip_member){.name = name, .header = mui_le32(e + 42), .packed = mui_le32(e + 20),
                               .bytes = mui_le32(e + 24), .crc = mui_le32(e + 16), .method = mui_le16(e + 10)};
         name += name_bytes + 1;
-        if (!read_extra64(e + CENTRAL_BYTES + name_bytes, extra_bytes, m) || mui_le16(e + 34) != 0) {
+        if (mui_le16(e + 34) != 0) {
+            return BAD(z, "%s: member '%s' is said to be on disk %u; one file is all there is", z->path, m->name,
+                       mui_le16(e + 34));
+        }
+        if (!read_extra64(e + CENTRAL_BYTES + name_bytes, extra_bytes, m)) {
             return BAD(z, "%s: damaged zip: the extra field of member '%s' is not one", z->path, m->name);
         }
         mu_status s = open_member(z, m, e, d.offset);
