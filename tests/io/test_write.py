@@ -2,6 +2,8 @@
 of torch.save, unzip and libzip as judges; and that a kill or a full disk leaves the old file."""
 import json
 import os
+import pickle
+import pickletools
 import random
 import signal
 import shutil
@@ -61,6 +63,13 @@ def formats():
         check(d["module.a.weight"].data_ptr() == d["module.b.weight"].data_ptr(), "tied weights share in " + f)
     # more than ten storages: the data's order ("10" before "2") is not that of the names
     check(len(torch.load("resnet20.legacy")) > 20, "resnet20 has enough storages")
+    with open("resnet20.legacy", "rb") as f:
+        magic = [pickle.load(f) for _ in range(3)]
+        list(pickletools.genops(f))
+        keys = pickle.load(f)
+    check(magic[1:] == [1001, {"protocol_version": 1001, "little_endian": True,
+                               "type_sizes": {"short": 2, "int": 4, "long": 4}}], "head of a legacy file: %s" % magic)
+    check(keys == sorted(keys) and keys.index("10") < keys.index("2"), "keys are sorted as texts: %s" % keys)
     check(inspect("resnet20.legacy")["tensors"] == inspect("resnet20.torch")["tensors"], "inspect sees the same")
     torch.save(a, "theirs.legacy", _use_new_zipfile_serialization=False)
     mine, theirs = open("cnn.legacy", "rb").read(), open("theirs.legacy", "rb").read()
