@@ -162,6 +162,11 @@ MU_API mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_
 /* The elements of entry i, row-major, little-endian, bytes = elements times mu_dtype_bytes. out NULL: only checks that
  * it can be read, and that it is not larger than max_tensor_bytes (a file may claim 2^40 elements over 4 bytes). */
 MU_API mu_status mu_checkpoint_read(mu_checkpoint_file *k, int64_t i, void *out, size_t bytes) MU_MUST_USE;
+/* The same elements where they are in the mapped file, to be read only, until it is closed. NULL without an error when
+ * they are not there as mu_checkpoint_read gives them: deflated, strided, of the other byte order, or not aligned for
+ * their type; NULL with one when they cannot be read at all. Verifies the checksum once, as reading does, which is a pass
+ * over the data, unless the file was opened with no_checksum. */
+MU_API const void *mu_checkpoint_data(mu_checkpoint_file *k, int64_t i);
 /* How a quantised tensor's integers become numbers: (integer - zero point) * scale, one pair for the whole tensor or one
  * for each index of a dimension. */
 typedef struct mu_quantization {

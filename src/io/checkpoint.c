@@ -1,6 +1,7 @@
 /* Opening any checkpoint, and the questions one can ask it. */
 #include "base/alloc.h"
 #include "io/directory.h"
+#include "io/file_elements.h"
 #include "io/safetensors.h"
 #include "io/sharded.h"
 #include "io/state_dicts.h"
@@ -257,6 +258,24 @@ mu_status mu_checkpoint_read(mu_checkpoint_file *k, int64_t i, void *out, size_t
                         bytes);
     }
     return out != NULL ? mui_tensor_load(k, e->name, e->tensor, out) : MU_OK;
+}
+
+const void *mu_checkpoint_data(mu_checkpoint_file *k, int64_t i)
+{
+    mui_elements x = {0};
+    if (k == NULL || mui_failed(k->context)) {
+        return NULL;
+    }
+    if (i < 0 || (uint64_t)i >= k->tree.count) {
+        mui_fail(k->context, MU_ERR_ARG, "%s: entry %lld of %zu", k->path, (long long)i, k->tree.count);
+        return NULL;
+    }
+    const mui_entry *e = &k->tree.entries[i];
+    if (mui_elements_open(k, e->name, e->tensor, &x) != MU_OK || !x.mapped || !x.direct) {
+        return NULL;
+    }
+    size_t width = e->tensor->dtype->swap; /* of one number */
+    return width <= 1 || (uintptr_t)x.first % width == 0 ? x.first : NULL;
 }
 
 const char *const *mu_checkpoint_globals(const mu_checkpoint_file *k)

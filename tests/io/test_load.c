@@ -448,6 +448,12 @@ static void test_arguments(void **state)
     mu_context_clear(c);
     assert_int_equal(mu_checkpoint_read(k, 1, bias, sizeof(bias)), MU_OK);
     assert_int_equal(mu_checkpoint_get(k, 1).dims.dim[0], 16);
+    assert_non_null(mu_checkpoint_data(k, 1)); /* written aligned and stored: it is in the file as it is */
+    assert_memory_equal(mu_checkpoint_data(k, 1), bias, sizeof(bias));
+    assert_int_equal(mu_context_status(c), MU_OK);
+    assert_null(mu_checkpoint_data(k, 9));
+    assert_int_equal(mu_context_status(c), MU_ERR_ARG);
+    mu_context_clear(c);
     assert_string_equal(mu_checkpoint_get(k, 9).name, "");
     assert_int_equal(mu_checkpoint_count(NULL), 0);
     assert_null(mu_checkpoint_globals(NULL)[0]);
