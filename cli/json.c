@@ -76,7 +76,9 @@ static void before(json *j, const char *key)
             putchar(',');
         }
         if (j->lines[d]) {
-            printf(j->begun[d] || d > 0 ? "\n%*s" : "", j->depth, "");
+            if (j->begun[d] || d > 0) {
+                printf("\n%*s", j->depth, "");
+            }
         } else if (j->begun[d]) {
             putchar(' ');
         }
