@@ -45,19 +45,25 @@ static bool hash_entry(const look *l, mu_checkpoint_file *k, int64_t i, char hex
         }
         return skip;
     }
-    unsigned char *data = malloc(bytes > 0 ? (size_t)bytes : 1);
-    if (data == NULL) {
-        cli_fail("inspect", CLI_FAILED, "out of memory: '%s' has %llu bytes", e.name, (unsigned long long)bytes);
-        return false;
+    /* Most tensors lie in the file as they are; others are laid out first. */
+    const void *data = mu_checkpoint_data(k, i);
+    void *laid_out = NULL;
+    s = mu_context_status(l->context);
+    if (s == MU_OK && data == NULL) {
+        data = laid_out = malloc(bytes > 0 ? (size_t)bytes : 1);
+        if (data == NULL) {
+            cli_fail("inspect", CLI_FAILED, "out of memory: '%s' has %llu bytes", e.name, (unsigned long long)bytes);
+            return false;
+        }
+        s = mu_checkpoint_read(k, i, laid_out, (size_t)bytes);
     }
-    s = mu_checkpoint_read(k, i, data, (size_t)bytes);
     if (s == MU_OK) {
         cli_sha256 h;
         cli_sha256_start(&h);
         cli_sha256_add(&h, data, (size_t)bytes);
         cli_sha256_hex(&h, hex);
     }
-    free(data);
+    free(laid_out);
     return s == MU_OK;
 }
 
