@@ -1,10 +1,13 @@
-"""Seeds for the targets that read checkpoints: FOLDER/pickle, FOLDER/zip, FOLDER/legacy and FOLDER/checkpoint, from
+"""Seeds for the targets that read checkpoints: FOLDER/pickle, FOLDER/zip, FOLDER/legacy, FOLDER/safetensors, FOLDER/index and
+FOLDER/checkpoint, from
 Python's pickle and zipfile, from PyTorch where it is there, and from the case files in CASES where they are there."""
 import collections
 import io
+import json
 import os
 import pickle
 import shutil
+import struct
 import sys
 import zipfile
 
@@ -80,6 +83,46 @@ def training(put):
                 put("training", "%s_%s_%s" % (kind, form, "legacy" if legacy else "zip"), f.getvalue())
 
 
+def safetensors(put, folder):
+    """What fuzz_safetensors and fuzz_index take: two bytes of length, that much JSON, and what follows it."""
+    def sized(text, rest):
+        return struct.pack("<H", len(text)) + text + rest
+
+    def entry(dtype, shape, begin, end):
+        return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    some = json.dumps({"__metadata__": {"format": "pt", "tied": "a"}, "a": entry("F32", [2, 3], 0, 24),
+                       "b": entry("BF16", [], 24, 26), "c": entry("I64", [0], 26, 26), "d\u20ac": entry("F4", [4], 26, 28),
+                       "e": entry("F6_E2M3", [4], 28, 31), "f": entry("BOOL", [1], 31, 32)}).encode()
+    put("safetensors", "some", sized(some, bytes(range(32))))
+    put("safetensors", "none", sized(b" {} ", b""))
+    put("checkpoint", "some.safetensors", struct.pack("<Q", len(some)) + some + bytes(32))
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        with open(os.path.join(folder, name), "rb") as f:
+            data = f.read()
+        n = int.from_bytes(data[:8], "little")
+        if len(data) <= MOST_BYTES and n <= len(data) - 8:
+            put("safetensors", name, sized(data[8:8 + n], data[8 + n:]))
+            put("checkpoint", name, data)
+
+    shards = {"safetensors": struct.pack("<Q", len(some)) + some + bytes(32), "nothing": b""}
+    for kind in "zip", "legacy":
+        f = io.BytesIO()
+        try:
+            import torch
+            torch.save({k: torch.ones(2) for k in "abc"}, f, _use_new_zipfile_serialization=kind == "zip")
+            shards[kind] = f.getvalue()
+        except ImportError:
+            pass
+    for kind, shard in shards.items():
+        for part, names in ("all", "abc"), ("more", ["a", "ghost"]), ("few", "a"):
+            index = {"metadata": {"total_size": 1}, "weight_map": {k: "100" for k in names}}
+            put("index", kind + "_" + part, sized(json.dumps(index).encode(), shard))
+    put("index", "two", sized(b'{"weight_map":{"a":"100","b":"99"}}', shards["safetensors"]))
+    put("index", "itself", sized(b'{"weight_map":{"a":"100"}}', b'{"weight_map":{"a":"100"}}'))
+    put("index", "outside", sized(b'{"weight_map":{"a":"../x","a":1}}', b""))
+
+
 def main():
     root, cases = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
 
@@ -87,7 +130,7 @@ def main():
         with open(os.path.join(root, kind, name), "wb") as f:
             f.write(data)
 
-    for kind in "pickle", "zip", "legacy", "checkpoint", "training":
+    for kind in "pickle", "zip", "legacy", "safetensors", "index", "checkpoint", "training":
         shutil.rmtree(os.path.join(root, kind), ignore_errors=True)
         os.makedirs(os.path.join(root, kind))
     for i, value in enumerate(values()):
@@ -108,6 +151,7 @@ def main():
     for name, data in zips():
         for verified in b"\0", b"\1":
             put("zip", name + verified.hex(), verified + data)
+    safetensors(put, os.path.join(cases, "bad_st"))
     for name in os.listdir(os.path.join(root, "checkpoint")):
         with open(os.path.join(root, "checkpoint", name), "rb") as f:
             data = f.read()
