@@ -92,7 +92,7 @@ static const char *model_key(const mu_checkpoint_file *k, const char *given)
 static mu_status read_file(mui_plan *p, mui_training_state *t, const char *path, const mu_load_options *given)
 {
     mu_load_options o = *given;
-    mu_checkpoint_file *k = mu_checkpoint_open(p->context, path);
+    mu_checkpoint_file *k = mu_checkpoint_open_with(p->context, path, given->file);
     const mui_value *found = NULL;
     if (k == NULL) {
         return mu_context_status(p->context);
