@@ -83,7 +83,7 @@ FAMILIES = {
                                                b"".join(text(b"b%06d" % (i * 2)) + TENSOR for i in range(n)) + b"uub")),
     "keys of a legacy file": (3000, lambda n: legacy(bytes(Pickle().raw(several(n, lambda i: bytes(Pickle(None).storage(str(i), 1, view=None).out))).stop()),
                                                      [(str(i), 1, b"abcd") for i in range(n)])),
-    "turns between two inflated storages": (20, lambda n: turns(n)),
+    "turns between two inflated storages": (100, lambda n: turns(n)),
     "long text as lines": (20000, lambda n: plain(several(n, lambda i: b"V\\u0041\\u0042\nS'\\x41\\n'\nI12345678901234567890123\n"))),
     "marks": (50000, lambda n: plain(b"N" + b"(" * n + b"1" * n)),
 }
@@ -109,8 +109,8 @@ def array(i):
 
 
 def turns(n):
-    """n tensors of one element, in turns on two storages that inflate to 4 MB each."""
-    size = 1 << 20
+    """n tensors of one element, in turns on two storages that inflate to 4 MB each for the largest n, less for others."""
+    size = n * 655
     p = Pickle().raw(b"](")
     for i in range(n):
         p.tensor(str(i % 2), size, i, (1,), (1,))
@@ -147,7 +147,7 @@ def growth(names):
         small, large = runs[0], runs[2]
         # Shared branches name n * n tensors, the file's declared ones, which count; so do bytes that are inflated.
         ratio = 256 if name == "branches shared" else max(16, large[0] / small[0])
-        declared = 256 * n * n * 64 if name == "branches shared" else 8 << 20 if "inflated" in name else 0
+        declared = 256 * n * n * 64 if name == "branches shared" else 16 * n * 655 * 8 if "inflated" in name else 0
         limit = 3 * ratio * max(small[1], FLOOR_SECONDS)
         factor = large[2] / (large[0] + declared)
         worst = max(worst, factor)
