@@ -352,7 +352,7 @@ static int run(look *l, const names_options *o, work *w, const indices *x)
     if (w->file == NULL) {
         return CLI_FAILED;
     }
-    if (strcmp(mu_checkpoint_format(w->file), "safetensors") == 0) {
+    if (strstr(mu_checkpoint_format(w->file), "safetensors") != NULL) { /* sharded ones too */
         return cli_fail(l->command, CLI_USAGE,
                         "%s: a safetensors file has its tensors sorted, not in the order of registration, which the indices "
                         "count: use a file of torch.save(model.state_dict()), or list [n for n, p in "
