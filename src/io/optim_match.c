@@ -160,6 +160,7 @@ static void line_up(matching *m, const int64_t *order, bool trainable_only)
 static bool shape_fits(matching *m, const mui_value *state, int64_t parameter)
 {
     char problem[256];
+    mui_axes axes;
     mui_file_tensor t;
     mui_value *inner = NULL;
     mui_meaning meaning = {.context = m->context, .path = m->k->path, .refs = m->k->refs};
@@ -169,7 +170,7 @@ static bool shape_fits(matching *m, const mui_value *state, int64_t parameter)
                                 : n == 0                                                 ? "exp_avg"
                                                                                          : "exp_avg_sq");
     }
-    if (v == NULL || mui_tensor_read(&meaning, v, &t, &inner, problem, sizeof(problem)) != MUI_IS_TENSOR) {
+    if (v == NULL || mui_tensor_read(&meaning, v, &axes, &t, &inner, problem, sizeof(problem)) != MUI_IS_TENSOR) {
         return true; /* the reader of states says what is wrong with it */
     }
     mu_dims d = mui_optimizer_get(m->optimizer, parameter).parameter->value.dims;

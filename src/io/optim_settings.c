@@ -10,6 +10,7 @@ static const char *const kinds[] = {"SGD", "Adam", "AdamW"};
 mu_status mui_optim_number(mu_checkpoint_file *k, const mui_value *v, double *out, bool *found)
 {
     char problem[256];
+    mui_axes axes;
     mui_file_tensor t;
     mui_value *inner = NULL;
     mui_meaning meaning = {.context = k->context, .path = k->path, .refs = k->refs};
@@ -19,7 +20,7 @@ mu_status mui_optim_number(mu_checkpoint_file *k, const mui_value *v, double *ou
         return MU_OK;
     }
     *found = false;
-    if (v == NULL || mui_tensor_read(&meaning, v, &t, &inner, problem, sizeof(problem)) != MUI_IS_TENSOR ||
+    if (v == NULL || mui_tensor_read(&meaning, v, &axes, &t, &inner, problem, sizeof(problem)) != MUI_IS_TENSOR ||
         t.note != NULL || t.ndim > 1 || (t.ndim == 1 && t.dim[0] != 1) || t.dtype == NULL || !t.dtype->exact ||
         (t.dtype->carrier != MU_F64 && !mui_can_convert(t.dtype->carrier, MU_F32))) {
         return MU_OK;

@@ -13,11 +13,12 @@ static mu_status read_tensor(mu_checkpoint_file *k, const char *what, const char
                              mu_dims dims, float *out)
 {
     char problem[256] = "no tensor";
+    mui_axes axes;
     mui_file_tensor t;
     mui_value *inner = NULL;
     mui_meaning meaning = {.context = k->context, .path = k->path, .refs = k->refs};
     int64_t elements = mui_dims_elements(dims);
-    if (v == NULL || mui_tensor_read(&meaning, v, &t, &inner, problem, sizeof(problem)) != MUI_IS_TENSOR ||
+    if (v == NULL || mui_tensor_read(&meaning, v, &axes, &t, &inner, problem, sizeof(problem)) != MUI_IS_TENSOR ||
         t.dtype == NULL || t.note != NULL) {
         return mui_fail(k->context, MU_ERR_FORMAT, "%s: optimiser state '%s' of %s: %s", k->path, what, parameter,
                         problem);

@@ -31,6 +31,7 @@ static double *numbers_of(mu_checkpoint_file *k, const char *name, const mui_val
 {
     mu_context *c = k->context;
     mui_meaning meaning = {.context = c, .path = k->path, .refs = k->refs};
+    mui_axes axes;
     mui_file_tensor t = {0};
     mui_value *inner = NULL, *one = (mui_value *)(uintptr_t)v;
     mui_value single = {.kind = MUI_LIST, .seq = {&one, 1, 1}};
@@ -38,7 +39,7 @@ static double *numbers_of(mu_checkpoint_file *k, const char *name, const mui_val
     const mui_value *list = v->kind == MUI_LIST || v->kind == MUI_TUPLE ? v : NULL;
     list = v->kind == MUI_FLOAT || v->kind == MUI_INT ? &single : list;
     int64_t have = list != NULL ? (int64_t)list->seq.count : -1;
-    if (list == NULL && mui_tensor_read(&meaning, v, &t, &inner, problem, sizeof(problem)) == MUI_IS_TENSOR &&
+    if (list == NULL && mui_tensor_read(&meaning, v, &axes, &t, &inner, problem, sizeof(problem)) == MUI_IS_TENSOR &&
         t.ndim == 1 && t.dtype != NULL) {
         have = t.dim[0];
     }

@@ -76,6 +76,11 @@ static mu_status read_shape(const reading *r, const char *name, const json_t *sh
         return BAD(r, "%s: tensor '%.*s' has %zu dimensions, more than %d", r->json.path, SHOWN(name), n,
                    MUI_MAX_FILE_DIMS);
     }
+    t->dim = mui_arena_calloc(r->keep, 2 * n + 2, sizeof(*t->dim)); /* one more each: what is packed may need an axis */
+    if (t->dim == NULL) {
+        return mu_context_status(r->json.context);
+    }
+    t->stride = t->dim + n + 1;
     int64_t all = 1, nonzero = 1;
     for (size_t i = 0; i < n; i++) {
         if (!natural(r, name, "its shape", i, json_array_get(shape, i), &t->dim[i])) {

@@ -254,7 +254,8 @@ static bool read_sparse(const mui_meaning *w, const mui_value *args, mui_file_te
         shape = is_size ? v : NULL;
         values = is_size ? item_of(parts, i - 1) : NULL;
     }
-    mui_file_tensor t = {0};
+    mui_axes ignored_axes;
+    mui_file_tensor t = {.dim = ignored_axes.dim, .stride = ignored_axes.stride};
     if (values != NULL && values->kind == MUI_OBJECT && read_strided(w, values->object->args, &t, &p)) {
         out->dtype = t.dtype;
     }
@@ -357,11 +358,29 @@ static mui_tensor_verdict read_device_numpy(const mui_meaning *w, const mui_valu
     return verdict;
 }
 
-mui_tensor_verdict mui_tensor_read(const mui_meaning *w, const mui_value *v, mui_file_tensor *out, mui_value **inner,
-                                   char *problem_text, size_t problem_bytes)
+mui_file_tensor *mui_file_tensor_keep(mui_arena *a, const mui_file_tensor *t)
+{
+    size_t n = (size_t)t->ndim;
+    mui_file_tensor *copy = mui_arena_alloc(a, sizeof(*copy));
+    int64_t *axes = copy != NULL ? mui_arena_calloc(a, 2 * n + 1, sizeof(*axes)) : NULL;
+    if (axes == NULL) {
+        return NULL;
+    }
+    *copy = *t;
+    copy->dim = axes;
+    copy->stride = axes + n;
+    for (size_t i = 0; i < n; i++) {
+        copy->dim[i] = t->dim[i];
+        copy->stride[i] = t->stride[i];
+    }
+    return copy;
+}
+
+mui_tensor_verdict mui_tensor_read(const mui_meaning *w, const mui_value *v, mui_axes *room, mui_file_tensor *out,
+                                   mui_value **inner, char *problem_text, size_t problem_bytes)
 {
     problem p = {problem_text, problem_bytes};
-    *out = (mui_file_tensor){0};
+    *out = (mui_file_tensor){.dim = room->dim, .stride = room->stride};
     if (v->kind == MUI_PERSISTENT) {
         out->storage = storage_of(w, v);
         if (out->storage == NULL) {
@@ -377,6 +396,7 @@ mui_tensor_verdict mui_tensor_read(const mui_meaning *w, const mui_value *v, mui
     if (v->kind != MUI_OBJECT) {
         return MUI_NOT_TENSOR;
     }
+    *room = (mui_axes){.dim = {0}};
     const mui_value *callable = v->object->callable, *args = v->object->args;
     /* _rebuild_from_type_v2(function, type, arguments, state) calls function(*arguments). */
     if ((mui_global_is(callable, "torch._tensor", "_rebuild_from_type_v2") ||

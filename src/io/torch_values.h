@@ -38,12 +38,17 @@ typedef struct mui_storage_ref {
 
 typedef enum mui_role { MUI_NO_ROLE = 0, MUI_PARAMETER, MUI_BUFFER } mui_role;
 
+/* Room for the axes of one tensor while it is read. */
+typedef struct mui_axes {
+    int64_t dim[MUI_MAX_FILE_DIMS], stride[MUI_MAX_FILE_DIMS];
+} mui_axes;
+
 /* A tensor as the file describes it: a view of a storage. */
 typedef struct mui_file_tensor {
     const mui_storage_ref *storage; /* NULL: no data (meta, sparse) */
     const mui_torch_dtype *dtype;   /* NULL: not known */
     int ndim;
-    int64_t dim[MUI_MAX_FILE_DIMS], stride[MUI_MAX_FILE_DIMS];
+    int64_t *dim, *stride;          /* ndim of each, not owned */
     int64_t offset;                 /* in elements, of the storage reference */
     bool conjugate, negative;       /* to be done on reading */
     bool bare_storage;
@@ -70,10 +75,12 @@ typedef struct mui_meaning {
 
 /* If v is a tensor constructor's record: *is and *out. Errors do not say which tensor: the caller's place in the tree
  * does, through describe. Parameters and other wrappers are seen through: *inner is then the value to look at, and
- * out's role and requires_grad are the wrapper's. */
+ * out's role and requires_grad are the wrapper's. out's axes are in room. */
 typedef enum mui_tensor_verdict { MUI_NOT_TENSOR, MUI_IS_TENSOR, MUI_WRAPS, MUI_BROKEN } mui_tensor_verdict;
-mui_tensor_verdict mui_tensor_read(const mui_meaning *w, const mui_value *v, mui_file_tensor *out, mui_value **inner,
-                                   char *problem, size_t problem_bytes);
+mui_tensor_verdict mui_tensor_read(const mui_meaning *w, const mui_value *v, mui_axes *room, mui_file_tensor *out,
+                                   mui_value **inner, char *problem, size_t problem_bytes);
+/* A copy that has its own axes, as many as it needs: a file may have a million tensors. NULL with the error raised. */
+mui_file_tensor *mui_file_tensor_keep(mui_arena *a, const mui_file_tensor *t);
 
 /* A tuple of sizes; false with the problem in words. */
 bool mui_shape_read(const mui_value *v, int64_t *dim, int *ndim, char *problem, size_t problem_bytes);

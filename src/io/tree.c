@@ -356,19 +356,19 @@ static mu_status expand(walk *k)
     mui_value *v = k->frames[k->depth - 1].value, *inner = NULL;
     node *n = k->frames[k->depth - 1].node;
     char problem[256] = "";
+    mui_axes axes;
     mui_file_tensor t;
     bool good = true;
-    switch (mui_tensor_read(k->w, v, &t, &inner, problem, sizeof(problem))) {
+    switch (mui_tensor_read(k->w, v, &axes, &t, &inner, problem, sizeof(problem))) {
     case MUI_BROKEN: {
         const char *name = place(k);
         return mui_fail(c, MU_ERR_FORMAT, "%s: tensor '%s': %s", k->w->path, name, problem);
     }
     case MUI_IS_TENSOR:
-        n->tensor = mui_arena_alloc(&k->tree->arena, sizeof(t));
+        n->tensor = mui_file_tensor_keep(&k->tree->arena, &t);
         if (n->tensor == NULL) {
             return mu_context_status(c);
         }
-        *n->tensor = t;
         n->tensors = 1;
         return MU_OK;
     case MUI_WRAPS:

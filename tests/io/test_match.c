@@ -300,7 +300,8 @@ static void test_many_names(void **state)
     (void)state;
     enum { NAMES = 20000, DICTS = 6 };
     mu_context *c = context(1);
-    mui_file_tensor t = {.ndim = 1};
+    int64_t axis = 0;
+    mui_file_tensor t = {.ndim = 1, .dim = &axis, .stride = &axis};
     mui_state *items = mui_calloc(c, NAMES, sizeof(*items));
     mui_entry *entries = mui_calloc(c, (size_t)NAMES * DICTS, sizeof(*entries));
     char(*names)[96] = calloc((size_t)NAMES * (DICTS + 1), sizeof(*names));
