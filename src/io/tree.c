@@ -57,6 +57,7 @@ typedef struct walk {
     /* Items looked at so far, and how many may be: values shared as the state of many objects must not cost their
      * size each time. */
     size_t work, work_limit;
+    size_t names_limit; /* a few bytes may name a shared dict everywhere: what that costs is held to the file's size too */
 } walk;
 
 /* -- dicts -------------------------------------------------------------------------------------------------------- */
@@ -559,6 +560,12 @@ static mu_status name_tensors(walk *k, mui_value *root)
         return MU_OK;
     }
     append_edge(k, &start, top);
+    if (top->tensors > k->names_limit && top->tensors <= MUI_MAX_ENTRIES) {
+        return mui_fail(k->w->context, MU_ERR_LIMIT,
+                        "%s: the same tensors are referred to too many times: %" PRIu64 " names, and at most %zu are taken "
+                        "of a pickle of this size",
+                        k->w->path, top->tensors, k->names_limit);
+    }
     mu_status s = top->tensors > MUI_MAX_ENTRIES ? MU_ERR_LIMIT : name_value(k, root);
     while (s == MU_OK && k->depth > 0) {
         frame *f = &k->frames[k->depth - 1];
@@ -602,7 +609,8 @@ mu_status mui_tree_build(const mui_meaning *w, mui_value *root, size_t pickle_by
     mui_arena_init(&t.arena, w->context);
     t.arena.limit_bytes = ((size_t)64 << 20) + (pickle_bytes < (size_t)1 << 29 ? pickle_bytes : (size_t)1 << 29) * 512;
     mui_meaning own = *w;
-    walk k = {.w = &own, .tree = &t, .work_limit = pickle_bytes * 8 + 250000};
+    walk k = {.w = &own, .tree = &t, .work_limit = pickle_bytes * 8 + 250000,
+              .names_limit = pickle_bytes * 4 + 10000};
     own.arena = &t.arena;
     own.work = &k.work;
     mu_status s = count_tensors(&k, root);

@@ -145,9 +145,8 @@ def growth(names):
             runs.append((len(data), seconds, max(0, memory - empty - (2 << 20))))
             check(code in (0, 1), "%s, %dx: exit %d: %s" % (name, times, code, message[:200]))
         small, large = runs[0], runs[2]
-        # Shared branches name n * n tensors, the file's declared ones, which count; so do bytes that are inflated.
-        ratio = 256 if name == "branches shared" else max(16, large[0] / small[0])
-        declared = 256 * n * n * 64 if name == "branches shared" else 16 * n * 655 * 8 if "inflated" in name else 0
+        ratio = max(16, large[0] / small[0])
+        declared = 16 * n * 655 * 8 if "inflated" in name else 0 # bytes that are inflated are the file's too
         limit = 3 * ratio * max(small[1], FLOOR_SECONDS)
         factor = large[2] / (large[0] + declared)
         worst = max(worst, factor)
