@@ -34,7 +34,9 @@ static const flag convert_flags[] = {
 static const char about[] =
     "Writes the state dict of a checkpoint (PyTorch's zip or legacy, TorchScript, safetensors) as a file of its own. Tied\n"
     "tensors stay tied; optimisers' state and whatever else is beside the state dict is left out and named. Nothing of\n"
-    "IN is run, and OUT appears whole or not at all.";
+    "IN is run, and OUT appears whole or not at all.\n"
+    "Exit codes: 0 done, 1 IN is damaged, no checkpoint or cannot be written so, 2 bad flags, no such file, or several\n"
+    "state dicts and no --key. Where it is not 0, OUT is as it was.";
 
 static mu_file_format format_of(const convert_options *o)
 {

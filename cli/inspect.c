@@ -228,8 +228,9 @@ static bool print_entry(const look *l, mu_checkpoint_file *k, const inspect_opti
         return false;
     }
     fputs("  ", stdout);
-    put_text(e.name[0] != '\0' ? e.name : "(the object itself)");
-    int pad = width - (int)strlen(e.name);
+    const char *name = e.name[0] != '\0' ? e.name : "(the object itself)";
+    put_text(name);
+    int pad = width - (int)strlen(name);
     printf("%*s  %-10s ", pad > 0 ? pad : 0, "", e.dtype_name);
     put_shape(e.dims.ndim, e.dims.dim, "()");
     if (o->hash) {

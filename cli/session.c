@@ -41,10 +41,11 @@ static void log_line(void *user, mu_log_level level, const char *message)
     if (level == MU_LOG_ERROR || s->rehearsal) {
         return;
     }
+    const char *what = level == MU_LOG_WARN ? "warning: " : "";
     if (s->size > 1) {
-        fprintf(stderr, "muster %s: rank %d: %s\n", s->o->command, s->rank, message);
+        fprintf(stderr, "muster %s: rank %d: %s%s\n", s->o->command, s->rank, what, message);
     } else {
-        fprintf(stderr, "muster %s: %s\n", s->o->command, message);
+        fprintf(stderr, "muster %s: %s%s\n", s->o->command, what, message);
     }
 }
 
@@ -206,7 +207,11 @@ static int load_from(session *s)
                                                   .group = s->size > 1 ? s->world : NULL},
                                &report);
     if (status < 0) {
-        return session_close(s, CLI_FAILED, true);
+        int code = session_close(s, CLI_FAILED, true);
+        if (status == MU_ERR_SHAPE && o->head == 0 && s->rank == 0 && strcmp(o->command, "train") == 0) {
+            fprintf(stderr, "Try 'muster train --head N': a new last layer, for other classes than the checkpoint's.\n");
+        }
+        return code;
     }
     session_say(s, "%s%s", report.text, report.text[0] != '\0' && report.text[strlen(report.text) - 1] != '\n' ? "\n" : "");
     if (new_head) {

@@ -95,7 +95,8 @@ const flag train_flags[] = {
     {"save", FLAG_TEXT, AT(save), "FILE", "write the weights at the end, as a PyTorch checkpoint", 0, 0, FLAG_FREE},
     {"checkpoint", FLAG_TEXT, AT(checkpoint), "FILE", "write all training state each epoch, at the end and at SIGTERM",
      0, 0, FLAG_FREE},
-    {"resume", FLAG_TEXT, AT(resume), "FILE", "go on from a --checkpoint file, bit for bit", 0, 0, FLAG_FREE},
+    {"resume", FLAG_TEXT, AT(resume), "FILE",
+     "go on from a --checkpoint file, bit for bit, or from a PyTorch program's training file", 0, 0, FLAG_FREE},
     {"eval-every", FLAG_INT, AT(eval_every), "N", "test every N epochs; 0: only at the end (1)", 0, 1e9, FLAG_FREE},
     {"log", FLAG_TEXT, AT(log), "FILE", "write one line of JSON for each step", 0, 0, FLAG_FREE},
     {"report", FLAG_TEXT, AT(report), "FILE", "write rank 0's report of the reductions at the end, as JSON; -: print it",
@@ -217,7 +218,7 @@ static int check_readable(const train_options *o, const char *name, const char *
     if (stat(path, &info) != 0 || access(path, R_OK) != 0) {
         return cli_usage_error(o->command, "--%s %s: %s", name, path, strerror(errno));
     }
-    if (!S_ISREG(info.st_mode)) {
+    if (!S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) { /* of a directory, opening it names the checkpoint in it */
         return cli_usage_error(o->command, "--%s %s: not a file", name, path);
     }
     return -1;

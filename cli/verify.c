@@ -175,8 +175,8 @@ static void print_text(const mu_checkpoint_file *k, const verify_options *o, con
     put_text(o->file);
     printf(": %s, ", mu_checkpoint_format(k));
     put_size((uint64_t)facts.file_bytes);
-    printf(", %lld tensors (%lld tied, %lld without data), %lld elements", (long long)f->all.tensors,
-           (long long)f->all.tied, (long long)f->all.unreadable, (long long)f->all.elements);
+    printf(", %lld tensor%s (%lld tied, %lld without data), %lld elements", (long long)f->all.tensors,
+           f->all.tensors == 1 ? "" : "s", (long long)f->all.tied, (long long)f->all.unreadable, (long long)f->all.elements);
     if (facts.members > 0) {
         printf(", %lld members, %lld checksums", (long long)facts.members, (long long)f->verified);
     }

@@ -81,7 +81,10 @@ static mu_status check_collisions(mui_conversion *v, const char *const *names, s
 static mu_status rename_all(mui_conversion *v, mui_renames *rules, const char **new_names, size_t n)
 {
     mu_status s = MU_OK;
+    const char *strip = v->options->strip_prefix;
+    bool stripped = strip == NULL || strip[0] == '\0' || n == 0;
     for (size_t i = 0; s == MU_OK && i < n; i++) {
+        stripped = stripped || without_prefix(v, v->old_names[i]) != v->old_names[i];
         s = mui_renames_apply(rules, v->file->path, without_prefix(v, v->old_names[i]), &v->list.arena, &new_names[i]);
         if (s == MU_OK) {
             new_names[i] = with_prefix(v, new_names[i]);
@@ -90,6 +93,10 @@ static mu_status rename_all(mui_conversion *v, mui_renames *rules, const char **
     }
     if (s == MU_OK) {
         mui_renames_warn_unused(rules, v->file->path);
+        if (!stripped) {
+            mui_log(v->list.context, MU_LOG_WARN, "%s: no name begins with '%s', which was to be removed: the first is '%s'",
+                    v->file->path, strip, v->old_names[0]);
+        }
         s = check_collisions(v, new_names, n);
     }
     return s;

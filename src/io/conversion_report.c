@@ -118,7 +118,8 @@ static void tell_left_out(mui_conversion *v)
     end_line(&l);
     v->report.left_out = l.count;
     if (t->count > (size_t)v->dict.count) {
-        mui_text_add(&v->text, "left out: %zu tensors outside the state dict\n", t->count - (size_t)v->dict.count);
+        size_t n = t->count - (size_t)v->dict.count;
+        mui_text_add(&v->text, "left out: %zu tensor%s outside the state dict\n", n, n == 1 ? "" : "s");
     }
 }
 
@@ -177,8 +178,8 @@ static void tell_tensors(mui_conversion *v)
     }
     end_line(&tied);
     if (v->report.converted > 0) {
-        mui_text_add(&v->text, "converted to %s: %lld tensors\n", mu_dtype_name(v->options->dtype),
-                     (long long)v->report.converted);
+        mui_text_add(&v->text, "converted to %s: %lld tensor%s\n", mu_dtype_name(v->options->dtype),
+                     (long long)v->report.converted, v->report.converted == 1 ? "" : "s");
     }
     for (size_t i = 0; i < v->list.count; i++) {
         const mui_out_tensor *t = &v->list.tensors[i];

@@ -47,7 +47,10 @@ static void assign(mui_plan *p, const mu_checkpoint_file *k, const mui_match *m,
             continue;
         }
         if (m->state_of[i] == SIZE_MAX) {
-            mui_list_add(&v->unexpected, k->tree.entries[m->first + i].name, "");
+            const char *name = k->tree.entries[m->first + i].name;
+            char *renamed = strcmp(m->names[i], m->own[i]) != 0 ? mui_format(p->context, " (renamed %.300s)", m->names[i]) : NULL;
+            mui_list_add(&v->unexpected, name, renamed != NULL ? renamed : "");
+            mui_free(p->context, renamed);
         } else {
             p->items[m->state_of[i]].entry = m->first + i;
         }
@@ -160,7 +163,7 @@ static mu_status decide(mui_plan *p, mu_checkpoint_file *k, const mu_load_option
     }
     const mui_load_counts *n = &p->counts;
     if ((n->mismatched > 0 && !o->skip_mismatched) || ((n->missing > 0 || n->unexpected > 0) && !o->not_strict)) {
-        return mui_verdict_refuse(p, k, v);
+        return mui_verdict_refuse(p, k, o, v);
     }
     s = mui_verdict_weigh(p, k, m, o, v);
     s = s == MU_OK ? mui_ties_check(p, k, o->not_strict) : s;

@@ -44,13 +44,24 @@ static void add_brief(mui_text *t, const char *what, const mui_name_list *l)
     }
 }
 
-mu_status mui_verdict_refuse(mui_plan *p, const mu_checkpoint_file *k, const mui_verdict *v)
+/* What would load the rest, as the command has it and as a program does. */
+static void add_way_out(mui_text *t, const mui_verdict *v, const mu_load_options *o)
+{
+    bool names = v->missing.count + v->unexpected.count > 0 && !o->not_strict;
+    bool shapes = v->mismatched.count > 0 && !o->skip_mismatched;
+    mui_text_add(t, ". To load what fits: %s%s%s (in C: %s%s%s)", names ? "--not-strict" : "", names && shapes ? " " : "",
+                 shapes ? "--ignore-mismatched" : "", names ? "not_strict" : "", names && shapes ? ", " : "",
+                 shapes ? "skip_mismatched" : "");
+}
+
+mu_status mui_verdict_refuse(mui_plan *p, const mu_checkpoint_file *k, const mu_load_options *o, const mui_verdict *v)
 {
     mui_text t;
     mui_text_init(&t, p->context);
     add_brief(&t, "missing in the file:", &v->missing);
     add_brief(&t, "not in the model:", &v->unexpected);
     add_brief(&t, "size mismatch for", &v->mismatched);
+    add_way_out(&t, v, o);
     mu_status s = mui_fail(p->context, v->mismatched.count > 0 ? MU_ERR_SHAPE : MU_ERR_FORMAT,
                            "%s: does not fit the model (%" PRId64 " of %zu names do)%s", k->path, p->counts.loaded,
                            p->states.count, mui_text_get(&t));

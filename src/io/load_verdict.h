@@ -21,7 +21,8 @@ void mui_verdict_free(mui_verdict *v);
 void mui_list_add(mui_name_list *l, const char *name, const char *what);
 
 /* The error that lists all that does not fit. */
-mu_status mui_verdict_refuse(mui_plan *p, const mu_checkpoint_file *k, const mui_verdict *v);
+mu_status mui_verdict_refuse(mui_plan *p, const mu_checkpoint_file *k, const mu_load_options *o,
+                             const mui_verdict *v);
 /* Nothing of worth was loaded: an error; little: a warning. */
 mu_status mui_verdict_weigh(mui_plan *p, const mu_checkpoint_file *k, const mui_match *m, const mu_load_options *o,
                             const mui_verdict *v) MU_MUST_USE;

@@ -129,7 +129,7 @@ static mu_status judge(mu_checkpoint_file *k, const search *s, const char *key, 
     if (s->found_count == 0) {
         return mui_fail(k->context, MU_ERR_FORMAT,
                         "%s: no training checkpoint: no optimiser's state_dict (a dict with \"state\" and "
-                        "\"param_groups\") is in it%s (weights alone: mu_load)",
+                        "\"param_groups\") is in it%s (for weights alone: --from, in C mu_load)",
                         k->path, s->pickled_object ? ", but a whole pickled optimiser, which cannot be used" : "");
     }
     for (size_t i = 0; i < s->found_count; i++) {

@@ -254,6 +254,6 @@ mu_status mu_checkpoint_find_state_dict(mu_checkpoint_file *k, const char *key, 
         }
         used += (size_t)n;
     }
-    return mui_fail(k->context, MU_ERR_ARG, "%s: several state dicts are in the file: %s. Say which one: --key PATH (`key`)",
+    return mui_fail(k->context, MU_ERR_ARG, "%s: several state dicts are in the file: %s. Say which one: --key PATH (in C: key)",
                     k->path, list);
 }

@@ -83,11 +83,13 @@ def bad_input():
             (good + ["--classes", "5"], "--classes"),
             (good + ["--head", "3"], "--head"),
             (good + ["--from", "missing.pth"], "missing.pth"),
-            (good + ["--from", "."], "not a file"),
+            (good + ["--from", "."], "is a directory, a file was expected"),
+            (good + ["--from", "/dev/null"], "not a file"),
             (good + ["--from", up + "junk.pth"], "junk.pth"),
             (good + ["--from", up + "empty.pth"], "empty.pth"),
             (good + ["--from", up + "cut.pth"], "cut.pth"),
             (good + ["--classes", "3", "--from", up + "seven.pth"], "fc2"),
+            (good + ["--classes", "3", "--from", up + "seven.pth"], "To load what fits: --ignore-mismatched (in C"),
             (good + ["--resume", up + "seven.pth"], "seven.pth"),
             (good + ["--resume", "missing.ckpt"], "missing.ckpt"),
             (good + ["--save", "no/such/folder/x.pth"], "no/such/folder"),
@@ -115,6 +117,8 @@ def bad_input():
                 lines = [x for x in done.stderr.split("\n") if x and not x.startswith("Try 'muster")]
                 if args and (done.returncode != 2 or len(lines) != 1 or word not in lines[0]):
                     wrong.append(f"{args} {ranks}: exit {done.returncode}, wanted {word!r}:\n{done.stderr}{done.stdout}")
+                if word == "fc2" and args[0] == "train" and "--head N" not in done.stderr:
+                    wrong.append(f"{args} {ranks}: a new head is not offered: {done.stderr}")
                 if not args and done.returncode != 2:
                     wrong.append(f"no command: exit {done.returncode}")
                 left = os.listdir(w.cwd)

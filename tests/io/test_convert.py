@@ -214,8 +214,11 @@ def names():
     check(list(got) == list(want) and all(torch.equal(got[k], want[k]) for k in want), "module. removed")
     check(dict(got._metadata) == dict(want._metadata), "_metadata: %s, %s" % (dict(got._metadata), dict(want._metadata)))
     net.load_state_dict(got)
-    for words in ("epoch (int)", "optimizer (dict)", "best (float)", "args (None)", "ema (list)", "1 tensors outside"):
+    for words in ("epoch (int)", "optimizer (dict)", "best (float)", "args (None)", "ema (list)", "1 tensor outside"):
         check(words in text, "left out: %s: %s" % (words, text))
+    r = convert("w.pt", "o.pt", "--strip-prefix", "modle.")
+    check(r.returncode == 0 and "warning: w.pt: no name begins with 'modle.'" in r.stderr, "a prefix that none has: " + r.stderr)
+    check("warning" not in convert("w.pt", "o.pt", "--strip-prefix", "module.").stderr, "a prefix that all have")
     check("state_dict" not in text.split("renamed")[0], "what is kept is not left out: " + text)
     good("o.pt", "p.pt", "--prefix", "module.")
     got = torch.load("p.pt", weights_only=True)

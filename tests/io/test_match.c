@@ -157,6 +157,11 @@ static void test_combined(void **state)
     assert_int_equal(mu_load(b, "combined.pt", &(mu_load_options){.exact_names = true,
                              .rename = (const char *const[]){"^module=model", NULL}}, &r), MU_OK);
     assert_non_null(strstr(r.text, "model.x.weight: module.x.weight in the file"));
+    assert_int_equal(mu_load(b, "combined.pt", &(mu_load_options){.rename = (const char *const[]){"^module\\.x=lost", NULL}},
+                             NULL), MU_ERR_FORMAT);
+    assert_non_null(strstr(mu_context_message(d), "not in the model: module.x.weight (renamed lost.weight), "));
+    assert_non_null(strstr(mu_context_message(d), ". To load what fits: --not-strict (in C: not_strict)"));
+    mu_context_clear(d);
     mu_context_close(d);
     mu_context_close(c);
     unlink("combined.pt");
