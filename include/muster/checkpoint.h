@@ -58,7 +58,8 @@ typedef struct mu_save_options {
     mu_file_format format;
 } mu_save_options;
 /* Writes a state dict, atomically: path is either the old file or the whole new one, also when the disk is full or the
- * process is killed. Names must be UTF-8 and at most 4090 bytes long, since no reader would take others. */
+ * process is killed. Names must be UTF-8 and at most 4090 bytes long, since no reader would take others. Not collective: in
+ * a group, one rank does it. */
 MU_API mu_status mu_save(mu_module *root, const char *path, const mu_save_options *options) MU_MUST_USE;
 
 /* How much a file may ask for, and how it is read; 0: the default. A file that asks for more is refused with
@@ -84,6 +85,7 @@ typedef struct mu_training {
     const char *note;        /* free text kept in the file (the command keeps its options there); NULL: none. After a
                                 load it belongs to the context, until the next load */
 } mu_training;
+/* Atomic and not collective, as mu_save. */
 MU_API mu_status mu_training_save(const mu_training *state, const char *path) MU_MUST_USE;
 /* Fills model and optimizer in place and the numbers. group as in mu_load_options. */
 MU_API mu_status mu_training_load(mu_training *state, const char *path, mu_group *group) MU_MUST_USE;
@@ -133,11 +135,13 @@ MU_API mu_status mu_optimizer_save(mu_optimizer *o, const char *path,
 MU_API mu_status mu_training_save_with(const mu_training *state, const char *path,
                                        const mu_optimizer_save_options *options) MU_MUST_USE;
 
-/* Any file, for looking into it. */
+/* Any file, for looking into it. Not collective: each rank may open its own. Indices of entries go from 0 to
+ * mu_checkpoint_count. Texts and arrays that come from a checkpoint belong to it, until it is closed. */
 typedef struct mu_checkpoint_file mu_checkpoint_file;
 typedef struct mu_checkpoint_entry {
     const char *name;        /* path in the file's object, joined by dots: "state_dict.conv1.weight" */
-    mu_dtype dtype;
+    mu_dtype dtype;          /* as mu_checkpoint_read gives the elements; where Muster lacks the type, one that has room for
+                                its bits */
     const char *dtype_name;  /* PyTorch's, also for types Muster cannot compute with */
     mu_dims dims;
     const char *tied_to;     /* name of an earlier entry with the same storage and view, or NULL */
@@ -150,14 +154,16 @@ typedef struct mu_checkpoint_entry {
     bool requires_grad;      /* as the file has it: a state dict's tensors are detached, and it is false there */
 } mu_checkpoint_entry;
 /* The file is mapped: while it is open here or being loaded, it may be replaced (as mu_save does) but not shortened in
- * place. Owned by the context. NULL with MU_ERR_FORMAT saying what the file is if it is no checkpoint. */
+ * place. Owned by the context: closing that closes it too. NULL with MU_ERR_IO if it cannot be opened, with MU_ERR_FORMAT
+ * saying what the file is if it is no checkpoint or is damaged, with MU_ERR_LIMIT if it asks for too much. */
 MU_API mu_checkpoint_file *mu_checkpoint_open(mu_context *c, const char *path);
 /* The same with options; NULL: the defaults. */
 MU_API mu_checkpoint_file *mu_checkpoint_open_with(mu_context *c, const char *path,
                                                    const mu_checkpoint_options *options);
-MU_API void mu_checkpoint_close(mu_checkpoint_file *k);
+MU_API void mu_checkpoint_close(mu_checkpoint_file *k); /* NULL is allowed */
 MU_API const char *mu_checkpoint_format(const mu_checkpoint_file *k); /* "torch zip", "torch legacy", ... */
 MU_API int64_t mu_checkpoint_count(const mu_checkpoint_file *k);
+/* Where there is no entry i: an empty name, no dimensions. */
 MU_API mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_t i);
 /* The elements of entry i, row-major, little-endian, bytes = elements times mu_dtype_bytes. out NULL: only checks that
  * it can be read, and that it is not larger than max_tensor_bytes (a file may claim 2^40 elements over 4 bytes). */
@@ -176,8 +182,9 @@ typedef struct mu_quantization {
     const double *scales, *zero_points; /* [count], owned by the checkpoint */
 } mu_quantization;
 MU_API mu_status mu_checkpoint_quantization(mu_checkpoint_file *k, int64_t i, mu_quantization *out) MU_MUST_USE;
-/* The same as numbers of type `as`: MU_F64, MU_F32, or MU_I64 for integers and bool. Also types that Muster cannot compute
- * with: unsigned and quantised ones as their integers, floats of eight bits. MU_ERR_DTYPE for others. */
+/* The same as numbers of type `as`: MU_F64, MU_F32, or MU_I64 for integers and bool; bytes = elements
+ * times mu_dtype_bytes(as). Also types that Muster cannot compute with: unsigned and quantised ones as their integers,
+ * floats of eight bits. MU_ERR_DTYPE for others. */
 MU_API mu_status mu_checkpoint_read_as(mu_checkpoint_file *k, int64_t i, mu_dtype as, void *out, size_t bytes) MU_MUST_USE;
 
 typedef struct mu_checkpoint_facts {

@@ -152,8 +152,8 @@ mu_status mu_checkpoint_read_as(mu_checkpoint_file *k, int64_t i, mu_dtype as, v
                         mu_dtype_name(as));
     }
     if (!mui_size_mul(raw_bytes / d->bytes, mu_dtype_bytes(as), &need) || need != bytes) {
-        return mui_fail(k->context, MU_ERR_ARG, "%s: '%s' has %zu elements, room for %zu bytes was given", k->path, e->name,
-                        raw_bytes / d->bytes, bytes);
+        return mui_fail(k->context, MU_ERR_ARG, "%s: '%s' has %zu elements, as %s of %zu bytes each; room for %zu bytes was given",
+                        k->path, e->name, raw_bytes / d->bytes, mu_dtype_name(as), mu_dtype_bytes(as), bytes);
     }
     if (d->exact && d->carrier == as) {
         return mui_tensor_load(k, e->name, e->tensor, out);
