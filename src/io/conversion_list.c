@@ -15,11 +15,12 @@ static bool is_float(const mui_torch_dtype *d)
 
 /* -- names -------------------------------------------------------------------------------------------------------- */
 
-/* A part of a file that is one tensor has no name below itself: the last part of its path, or "tensor". */
+/* A part of a file that is one tensor has no name below itself: the last part of its path, or "tensor". A dict's key may
+ * be "" too, and stays. */
 static const char *name_of(const mui_conversion *v, int64_t i)
 {
     const char *name = mu_checkpoint_name_in(v->file, &v->dict, i);
-    if (name == NULL || name[0] != '\0') {
+    if (name == NULL || name[0] != '\0' || v->branch != NULL) {
         return name;
     }
     const char *dot = strrchr(v->dict.path, '.');
@@ -256,7 +257,7 @@ static void find_branch(mui_conversion *v)
         const mui_branch *b = &t->branches[i];
         /* Of several that hold just these tensors, the one whose names are those of the dict. */
         if (b->first == first && b->end == end && b->first < b->end) {
-            mu_state_dict d = {.path = b->path, .first = v->dict.first, .count = v->dict.count};
+            mu_state_dict d = {.path = b->plain, .first = v->dict.first, .count = v->dict.count};
             const char *below = mu_checkpoint_name_in(v->file, &d, v->dict.first);
             const char *wanted = mu_checkpoint_name_in(v->file, &v->dict, v->dict.first);
             v->branch = below != NULL && wanted != NULL && strcmp(below, wanted) == 0 ? b : NULL;

@@ -3,7 +3,6 @@
 #include "io/load_match.h"
 #include "base/alloc.h"
 #include "io/name_trial.h"
-#include "io/state_dicts.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -144,12 +143,10 @@ static mu_status match_open(search *q, const char *path, const mui_value *dict, 
     return s;
 }
 
-/* A branch's path as mu_checkpoint_name_in takes it. */
 static mu_status open_branch(search *q, size_t i, mui_match *m)
 {
     const mui_branch *b = &q->k->tree.branches[i];
-    const char *path = mui_state_dict_path(q->k, b->path);
-    return path != NULL ? match_open(q, path, b->value, b->first, b->end, m) : mu_context_status(q->k->context);
+    return match_open(q, b->plain, b->value, b->first, b->end, m);
 }
 
 /* Of dicts that match the same number of names the one with fewer others is meant, then the one that needs less
@@ -231,8 +228,7 @@ static mu_status find_key(search *q, mui_match *m, outcome *best)
     for (size_t i = 0; i < q->k->tree.branch_count && dict == NULL; i++) {
         const mui_branch *b = &q->k->tree.branches[i];
         if (b->first == (size_t)d.first && b->end == (size_t)(d.first + d.count)) {
-            const char *path = mui_state_dict_path(q->k, b->path);
-            dict = path != NULL && strcmp(path, d.path) == 0 ? b->value : NULL;
+            dict = strcmp(b->plain, d.path) == 0 ? b->value : NULL;
         }
     }
     s = match_open(q, d.path, dict, (size_t)d.first, (size_t)(d.first + d.count), m);

@@ -21,7 +21,7 @@
 
 /* -- names without classes ---------------------------------------------------------------------------------------- */
 
-/* "<Class>" stands after a name's parts for what is an object; to is name or another place of at least its size. */
+/* "<Class>" stands after a name's parts for what is an object; to is a place of at least name's size. */
 static void drop_classes(const char *name, char *to)
 {
     while (*name != '\0') {
@@ -35,23 +35,6 @@ static void drop_classes(const char *name, char *to)
     *to = '\0';
 }
 
-static const char *plain_of(mu_checkpoint_file *k, const char *name)
-{
-    if (strchr(name, '<') == NULL) {
-        return name;
-    }
-    char *plain = mui_arena_strdup(&k->texts, name);
-    if (plain != NULL) {
-        drop_classes(name, plain);
-    }
-    return plain;
-}
-
-const char *mui_state_dict_path(mu_checkpoint_file *k, const char *path)
-{
-    return plain_of(k, path);
-}
-
 /* What follows path in name, NULL when name is not below path. */
 static const char *below(const char *name, const char *path)
 {
@@ -59,7 +42,7 @@ static const char *below(const char *name, const char *path)
     if (strncmp(name, path, n) != 0 || (n > 0 && name[n] != '\0' && name[n] != '.' && name[n] != '[')) {
         return NULL;
     }
-    return name[n] == '.' ? name + n + 1 : name + n;
+    return n > 0 && name[n] == '.' ? name + n + 1 : name + n;
 }
 
 /* -- candidates --------------------------------------------------------------------------------------------------- */
@@ -75,7 +58,7 @@ static strength judge(const mui_branch *b)
     if (b->kind == MUI_BRANCH_OPTIMIZER || b->direct == 0) {
         return NEVER;
     }
-    if (strstr(b->path, "optim") != NULL) {
+    if (strstr(b->plain, "optim") != NULL) {
         return LAST_RESORT;
     }
     bool mostly = 2 * b->direct >= b->items && 2 * b->direct >= all;
@@ -87,9 +70,8 @@ static mu_status add(mu_checkpoint_file *k, size_t *capacity, const char *path, 
     if (!MUI_GROW(k->context, k->dicts, k->dict_count, *capacity)) {
         return MU_ERR_NOMEM;
     }
-    const char *plain = plain_of(k, path);
-    k->dicts[k->dict_count++] = (mu_state_dict){.path = plain, .first = (int64_t)first, .count = (int64_t)(end - first)};
-    return plain != NULL ? MU_OK : mu_context_status(k->context);
+    k->dicts[k->dict_count++] = (mu_state_dict){.path = path, .first = (int64_t)first, .count = (int64_t)(end - first)};
+    return MU_OK;
 }
 
 /* Branches come in order of first, parents before children. Returns how many entries lie in optimisers. */
@@ -107,7 +89,7 @@ static mu_status add_branches(mu_checkpoint_file *k, size_t *capacity, strength 
             *in_optimizers += b->end - b->first;
             taken_end = b->end;
         } else if (judge(b) >= least) {
-            s = add(k, capacity, b->path, b->first, b->end);
+            s = add(k, capacity, b->plain, b->first, b->end);
             taken_end = b->end;
         }
     }
@@ -118,12 +100,7 @@ mu_status mui_state_dicts_list(mu_checkpoint_file *k)
 {
     size_t capacity = 0, in_optimizers = 0, tensors = 0;
     for (size_t i = 0; i < k->tree.count; i++) {
-        mui_entry *e = &k->tree.entries[i];
-        e->plain = k->pickle.value != NULL ? plain_of(k, e->name) : e->name; /* other formats mark no classes */
-        if (e->plain == NULL) {
-            return mu_context_status(k->context);
-        }
-        tensors += !e->tensor->bare_storage;
+        tensors += !k->tree.entries[i].tensor->bare_storage;
     }
     if (tensors == 0) {
         return MU_OK;
@@ -187,42 +164,58 @@ mu_status mu_checkpoint_names_in(mu_checkpoint_file *k, const mu_state_dict *d, 
     return s;
 }
 
-/* Any dict or common start of names, with or without the marks of classes. */
-static mu_status find_by_key(mu_checkpoint_file *k, const char *key, mu_state_dict *out)
+/* The entries below a path; end 0: there are none. gap: others lie between them. */
+typedef struct range {
+    size_t first, end;
+    bool gap;
+} range;
+
+static range range_below(const mu_checkpoint_file *k, const char *path)
 {
-    char *plain = mui_strdup(k->context, key);
-    if (plain == NULL) {
-        return MU_ERR_NOMEM;
-    }
-    drop_classes(key, plain);
-    size_t first = 0, end = 0, n = strlen(plain);
-    bool gap = false;
-    if (n > 0 && plain[n - 1] == '.') { /* "model." as well as "model" */
-        plain[--n] = '\0';
-    }
+    range r = {0};
     for (size_t i = 0; i < k->tree.count; i++) {
-        if (below(k->tree.entries[i].plain, plain) == NULL) {
+        if (below(k->tree.entries[i].plain, path) == NULL) {
             continue;
         }
-        first = end == 0 ? i : first;
-        gap |= end != 0 && end != i;
-        end = i + 1;
+        r.first = r.end == 0 ? i : r.first;
+        r.gap |= r.end != 0 && r.end != i;
+        r.end = i + 1;
     }
-    char *path = mui_arena_strdup(&k->texts, plain);
-    mui_free(k->context, plain);
+    return r;
+}
+
+/* Any dict or common start of names. As it is first, for a dict's key may look like the mark of a class; then without
+ * marks of classes, which a path taken from inspect's list has. */
+static mu_status find_by_key(mu_checkpoint_file *k, const char *key, mu_state_dict *out)
+{
+    size_t n = strlen(key);
+    char *path = mui_arena_alloc(&k->texts, n + 1);
     if (path == NULL) {
         return mu_context_status(k->context);
     }
-    if (end == 0) {
+    memcpy(path, key, n + 1);
+    range r = {0};
+    for (int i = 0; i < 2 && r.end == 0; i++) {
+        if (i == 1) {
+            drop_classes(key, path);
+            path += path[0] == '.'; /* an object around everything */
+            n = strlen(path);
+        }
+        if (n > 0 && path[n - 1] == '.') { /* "model." as well as "model" */
+            path[n - 1] = '\0';
+        }
+        r = range_below(k, path);
+    }
+    if (r.end == 0) {
         return mui_fail(k->context, MU_ERR_ARG, "%s: there is no tensor below \"%.200s\" in the file; it has \"%.200s\", ...",
                         k->path, key, k->tree.count > 0 ? k->tree.entries[0].name : "");
     }
-    if (gap) {
+    if (r.gap) {
         return mui_fail(k->context, MU_ERR_ARG,
                         "%s: \"%.200s\" is no dict of its own in the file, and other names lie between those below it",
                         k->path, key);
     }
-    *out = (mu_state_dict){.path = path, .first = (int64_t)first, .count = (int64_t)(end - first)};
+    *out = (mu_state_dict){.path = path, .first = (int64_t)r.first, .count = (int64_t)(r.end - r.first)};
     return MU_OK;
 }
 

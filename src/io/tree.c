@@ -43,7 +43,7 @@ typedef struct frame {
     mui_value *value;
     node *node;
     size_t next;
-    size_t name_bytes; /* of the path of this value */
+    size_t name_bytes, plain_bytes; /* of the path of this value */
     size_t branch;     /* index, SIZE_MAX: none */
 } frame;
 
@@ -52,8 +52,9 @@ typedef struct walk {
     mui_tree *tree;
     frame *frames;
     size_t depth, capacity;
-    char name[MUI_MAX_NAME_BYTES + 1];
-    size_t name_bytes;
+    /* The path, with "<Class>" after what is an object, and without. */
+    char name[MUI_MAX_NAME_BYTES + 1], plain[MUI_MAX_NAME_BYTES + 1];
+    size_t name_bytes, plain_bytes;
     /* Items looked at so far, and how many may be: values shared as the state of many objects must not cost their
      * size each time. */
     size_t work, work_limit;
@@ -271,7 +272,7 @@ static bool add_object(walk *k, node *n, const mui_object *o)
     return add_pairs(k, n, &o->pairs) && add_items(k, n, &o->appended) && add_items(k, n, &o->args->seq);
 }
 
-static void append(walk *k, const char *data, size_t bytes, bool *fits)
+static void append_class(walk *k, const char *data, size_t bytes, bool *fits)
 {
     for (size_t i = 0; i < bytes; i++) {
         /* Names are C strings: a NUL inside is shown. */
@@ -287,12 +288,32 @@ static void append(walk *k, const char *data, size_t bytes, bool *fits)
     k->name[k->name_bytes] = '\0';
 }
 
+/* The plain path is never the longer one, so it has room for what the name has. */
+static void append(walk *k, const char *data, size_t bytes, bool *fits)
+{
+    size_t start = k->name_bytes;
+    append_class(k, data, bytes, fits);
+    memcpy(k->plain + k->plain_bytes, k->name + start, k->name_bytes - start);
+    k->plain_bytes += k->name_bytes - start;
+    k->plain[k->plain_bytes] = '\0';
+}
+
+/* Cuts the path to what one above has. */
+static void set_path(walk *k, size_t name_bytes, size_t plain_bytes)
+{
+    k->name_bytes = name_bytes;
+    k->plain_bytes = plain_bytes;
+    k->name[name_bytes] = k->plain[plain_bytes] = '\0';
+}
+
 static bool append_key(walk *k, const mui_value *key)
 {
     bool fits = true;
     char text[64];
-    if (k->name_bytes > 0) {
+    if (k->plain_bytes > 0) {
         append(k, ".", 1, &fits);
+    } else if (k->name_bytes > 0) {
+        append_class(k, ".", 1, &fits);
     }
     if (key->kind == MUI_STR || key->kind == MUI_BYTES) {
         append(k, key->text.data, key->text.bytes, &fits);
@@ -323,9 +344,9 @@ static bool append_edge(walk *k, const edge *e, const node *child)
         append(k, text, strlen(text), &fits);
     }
     if (child != NULL && child->class_name != NULL) {
-        append(k, "<", 1, &fits);
-        append(k, child->class_name->global.name.data, child->class_name->global.name.bytes, &fits);
-        append(k, ">", 1, &fits);
+        append_class(k, "<", 1, &fits);
+        append_class(k, child->class_name->global.name.data, child->class_name->global.name.bytes, &fits);
+        append_class(k, ">", 1, &fits);
     }
     return fits;
 }
@@ -333,8 +354,7 @@ static bool append_edge(walk *k, const edge *e, const node *child)
 /* The path of the value on top of the stack, for a message; cut where it is too long. */
 static const char *place(walk *k)
 {
-    k->name_bytes = 0;
-    k->name[0] = '\0';
+    set_path(k, 0, 0);
     for (size_t i = 0; i + 1 < k->depth && i < MAX_NAMED_DEPTH; i++) {
         append_edge(k, &k->frames[i].node->edges[k->frames[i].next - 1], k->frames[i + 1].node);
     }
@@ -346,7 +366,8 @@ static mu_status push(walk *k, mui_value *v, node *n)
     if (!MUI_GROW(k->w->context, k->frames, k->depth, k->capacity)) {
         return MU_ERR_NOMEM;
     }
-    k->frames[k->depth++] = (frame){.value = v, .node = n, .name_bytes = k->name_bytes, .branch = SIZE_MAX};
+    k->frames[k->depth++] = (frame){.value = v, .node = n, .name_bytes = k->name_bytes,
+                                    .plain_bytes = k->plain_bytes, .branch = SIZE_MAX};
     return MU_OK;
 }
 
@@ -494,6 +515,12 @@ static mui_role role_of(const walk *k, const node *n, bool *requires_grad)
     return role;
 }
 
+/* The plain path, which is mostly the same text as name, a copy of the path. */
+static const char *plain_copy(walk *k, const char *name)
+{
+    return name == NULL || k->plain_bytes == k->name_bytes ? name : mui_arena_strdup(&k->tree->arena, k->plain);
+}
+
 static mu_status add_entry(walk *k, const node *n)
 {
     mui_tree *t = k->tree;
@@ -502,7 +529,8 @@ static mu_status add_entry(walk *k, const node *n)
         return MU_ERR_NOMEM;
     }
     e.name = mui_arena_strdup(&t->arena, k->name);
-    if (e.name == NULL) {
+    e.plain = plain_copy(k, e.name);
+    if (e.plain == NULL) {
         return mu_context_status(t->context);
     }
     e.role = role_of(k, n, &e.requires_grad);
@@ -520,11 +548,12 @@ static mu_status open_branch(walk *k, frame *f)
         return MU_ERR_NOMEM;
     }
     char *path = mui_arena_strdup(&t->arena, k->name);
-    if (path == NULL) {
+    const char *plain = plain_copy(k, path);
+    if (plain == NULL) {
         return mu_context_status(t->context);
     }
     f->branch = t->branch_count;
-    t->branches[t->branch_count++] = (mui_branch){.path = path, .first = t->count, .end = t->count,
+    t->branches[t->branch_count++] = (mui_branch){.path = path, .plain = plain, .first = t->count, .end = t->count,
         .depth = k->depth - 1, .value = f->value, .kind = f->node->kind, .items = f->node->items,
         .direct = f->node->direct, .weights = f->node->weights};
     return MU_OK;
@@ -554,8 +583,7 @@ static mu_status name_tensors(walk *k, mui_value *root)
     const node *top = root->note;
     const edge start = {.kind = THROUGH, .child = root};
     size_t visits = 0;
-    k->name_bytes = 0;
-    k->name[0] = '\0';
+    set_path(k, 0, 0);
     if (top == NULL || top->tensors == 0) {
         return MU_OK;
     }
@@ -569,7 +597,7 @@ static mu_status name_tensors(walk *k, mui_value *root)
     mu_status s = top->tensors > MUI_MAX_ENTRIES ? MU_ERR_LIMIT : name_value(k, root);
     while (s == MU_OK && k->depth > 0) {
         frame *f = &k->frames[k->depth - 1];
-        k->name_bytes = f->name_bytes;
+        set_path(k, f->name_bytes, f->plain_bytes);
         if (f->next == f->node->count) {
             f->node->on_path = false;
             if (f->branch != SIZE_MAX) {

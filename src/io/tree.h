@@ -12,7 +12,7 @@
 
 typedef struct mui_entry {
     char *name;
-    const char *plain; /* the name without "<Class>"; set by mui_state_dicts_list */
+    const char *plain; /* the name without the classes; a key of a dict may itself be "<pad>", and stays */
     mui_file_tensor *tensor;
     size_t tied_to; /* index of an earlier entry with the same view; SIZE_MAX: none */
     mui_role role;  /* as far as the file tells: a pickled module does, a state dict does not */
@@ -29,6 +29,7 @@ typedef enum mui_branch_kind {
 /* A dict with tensors below it: they are entries [first, end). */
 typedef struct mui_branch {
     char *path;
+    const char *plain; /* likewise */
     size_t first, end;
     size_t depth;     /* containers above it */
     mui_value *value; /* NULL: the format has no objects */

@@ -74,7 +74,7 @@ mu_status mui_tree_add(mui_tree *t, char *name, mui_file_tensor *tensor)
     if (!MUI_GROW(t->context, t->entries, t->count, t->capacity)) {
         return MU_ERR_NOMEM;
     }
-    t->entries[t->count++] = (mui_entry){.name = name, .tensor = tensor, .tied_to = SIZE_MAX};
+    t->entries[t->count++] = (mui_entry){.name = name, .plain = name, .tensor = tensor, .tied_to = SIZE_MAX};
     return MU_OK;
 }
 
@@ -87,6 +87,6 @@ mu_status mui_tree_finish(mui_tree *t)
     if (path == NULL) {
         return mu_context_status(t->context);
     }
-    t->branches[t->branch_count++] = (mui_branch){.path = path, .first = 0, .end = t->count};
+    t->branches[t->branch_count++] = (mui_branch){.path = path, .plain = path, .first = 0, .end = t->count};
     return mui_tree_find_ties(t);
 }

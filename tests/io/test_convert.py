@@ -249,6 +249,39 @@ def names():
     check(list(bits("bare.safetensors")[0]) == ["tensor"], "a bare tensor")
 
 
+class Holder:
+    """Something pickled whole, which inspect shows as <Holder>."""
+
+
+def odd_names():
+    """Names that look like inspect's marks of classes, empty ones, dots: all of them stay, in every format."""
+    names = ["", ".", "..", "a.", "emb.<pad>", "emb.<unk>", "a<", ">b", "<c>", "x[0]", "tensor", "new\nline", 'q"\\', "a=b", "\u2603"]
+    d = collections.OrderedDict((n, torch.full((2,), float(i))) for i, n in enumerate(names))
+    torch.save(d, "odd.pt")
+    for kind, end in ENDS.items():
+        good("odd.pt", "odd1" + end, "--to", kind)
+        for to, last in ENDS.items():
+            good("odd1" + end, "odd2" + last, "--to", to)
+            if to != "safetensors":
+                got = torch.load("odd2" + last)
+                check(set(got) == set(d) and all(torch.equal(got[n], d[n]) for n in d), "odd names by %s and %s: %s" % (kind, to, list(got)))
+            r = run(MUSTER, "diff", "odd.pt", "odd2" + last)
+            check(r.returncode == 0, "diff of odd names: " + r.stdout)
+    holder = Holder()
+    holder.net = {"weights": d, "epoch": 3}
+    torch.save(holder, "held.pt")
+    for key in ("net.weights", "<Holder>.net.weights", "<Holder>.net.weights."):
+        good("held.pt", "odd3.pt", "--key", key)
+        check(list(torch.load("odd3.pt")) == names, "odd names below %s: %s" % (key, list(torch.load("odd3.pt"))))
+    torch.save({"net.<a>": {"w": torch.ones(2)}, "net.<b>": {"w": torch.zeros(2)}}, "keys.pt")
+    for key in ("net.<a>", "net.<b>"):
+        good("keys.pt", "odd3.pt", "--key", key)
+        check(torch.load("odd3.pt")["w"][0].item() == (key == "net.<a>"), "a key that looks like a class: " + key)
+    torch.save(torch.ones(2), "bare.pt")
+    good("bare.pt", "odd3.pt")
+    check(list(torch.load("odd3.pt")) == ["tensor"], "a bare tensor's name")
+
+
 def unwritable():
     torch.save({"a": torch.ones(2), "s": torch.eye(3).to_sparse()}, "s.pt")
     torch.save({"a": torch.ones(2), "m": torch.empty(2, device="meta")}, "m.pt")
@@ -291,6 +324,7 @@ else:
     round_trips()
     types()
     names()
+    odd_names()
     unwritable()
     memory()
 finish()
