@@ -189,6 +189,129 @@ def head():
     print("the head is replaced, the rest kept")
 
 
+def from_flags():
+    """How --from is read, with train and with eval, one rank and two: what is loaded, and what is printed of it."""
+    with Work() as w:
+        w.train("--epochs", 2, "--quiet", "--save", "good.pth")
+        w.train("--steps", 1, "--quiet", "--seed", 5, "--save", "other.pth")
+        good, other = w.load("good.pth"), w.load("other.pth")
+        made = 0
+
+        def started(*flags, model="cnn", ranks=()):
+            """The report of --from, and the weights before any step."""
+            nonlocal made
+            made += 1
+            out = w.train("--steps", 1, "--lr", 0, "--weight-decay", 0, "--eval-every", 0, "--save", f"{made}.out",
+                          *flags, *ranks, model=model)
+            return out.split("\ncnn: ")[0] + "\n", w.load(f"{made}.out")
+
+        def evaluated(*flags):
+            out = w.ok("eval", "--model", "cnn", "--data", w.data, *flags)
+            report, found, result = out.partition("test accuracy")
+            assert found, out
+            return report, result
+
+        def refused(*flags, warned=0):
+            """One line, the same from train and eval and with two ranks, after warnings if any; nothing is written."""
+            texts = set()
+            for command in (["train", "--steps", "1", "--save", "no.pth"], ["train", "--ranks", "2", "--save", "no.pth"],
+                            ["eval"], ["eval", "--ranks", "2"]):
+                if command[0] == "eval" and "--strict" in flags:
+                    continue
+                done = w.run(*command, "--model", "cnn", "--data", w.data, *flags)
+                assert done.returncode == 2 and not os.path.exists(w.path_of("no.pth")), (command, flags, done)
+                lines = done.stderr.strip().replace("muster eval", "muster train").split("\n")
+                texts.add(lines[-1])
+                assert len(lines) == (1 if "--ranks" in command else 1 + warned), done.stderr
+            assert len(texts) == 1, texts
+            return texts.pop()
+
+        want = evaluated("--from", "good.pth")[1]
+        assert evaluated("--from", "other.pth")[1] != want
+
+        # --key: of two state dicts that both fit
+        torch.save({"net": good, "ema": other}, w.path_of("two.pth"))
+        text = refused("--from", "two.pth")
+        assert "several state dicts" in text and '"net"' in text and '"ema"' in text, text
+        for key, state in (("net", good), ("ema", other)):
+            for ranks in ((), ("--ranks", 2)):
+                report, got = started("--from", "two.pth", "--key", key, ranks=ranks)
+                assert report == f'two.pth: torch zip, state dict "{key}"\n' \
+                                 "loaded 8 of 8 tensors, 93188 of 93188 elements\n", report
+                assert not differences(got, state)
+        assert evaluated("--from", "two.pth", "--key", "net") == (report.replace('"ema"', '"net"'), want)
+        assert "nothing" in refused("--from", "two.pth", "--key", "nothing")
+
+        # --rename: in the order given, with groups, each name reported
+        torch.save({"body." + k.replace("fc1", "hidden"): v for k, v in good.items()}, w.path_of("named.pth"))
+        rules = ["--rename", "^body\\.=", "--rename", "hidden\\.(weight|bias)=fc1.\\1"]
+        text = "named.pth: torch zip\nloaded 8 of 8 tensors, 93188 of 93188 elements\nrenamed (8):\n" + \
+               "".join(f"  {k}: body.{k.replace('fc1', 'hidden')} in the file\n" for k in good)
+        report, got = started("--from", "named.pth", *rules)
+        assert report == text, report
+        assert not differences(got, good)
+        assert evaluated("--from", "named.pth", *rules, "--ranks", 2) == (text, want)
+        order = ["--rename", "^hidden=fc1", *rules[:2]]  # the first finds nothing before the second has been applied
+        text = refused("--from", "named.pth", *order, warned=1)
+        assert "missing in the file: fc1.weight, fc1.bias; not in the model: body.hidden.weight" in text, text
+        assert "no regular expression" in refused("--from", "named.pth", "--rename", "(=x")
+        assert "FROM=TO" in refused("--from", "named.pth", "--rename", "body")
+        done = w.run("eval", "--model", "cnn", "--data", w.data, "--from", "good.pth", "--rename", "gamma=weight")
+        assert done.returncode == 0 and want in done.stdout, done
+        assert "good.pth: rename 'gamma=weight' matched no name" in done.stderr, done
+
+        # --exact-names: no wrapper's name goes away
+        torch.save({"module." + k: v for k, v in good.items()}, w.path_of("wrapped.pth"))
+        assert evaluated("--from", "wrapped.pth") == (
+            'wrapped.pth: torch zip, "module." removed from the start of names\n'
+            "loaded 8 of 8 tensors, 93188 of 93188 elements\n", want)
+        assert "none of the model's 8 names" in refused("--from", "wrapped.pth", "--exact-names")
+        assert evaluated("--from", "wrapped.pth", "--exact-names", "--rename", "^module\\.=")[1] == want
+
+        # --not-strict, and --strict with --head: names that are missing or too many
+        few = {k: v for k, v in good.items() if k != "fc1.bias"}
+        torch.save({**few, "more": torch.ones(2)}, w.path_of("few.pth"))
+        left = "missing in the file: fc1.bias; not in the model: more"
+        assert left in refused("--from", "few.pth")
+        text = "few.pth: torch zip\nloaded 7 of 8 tensors, 93060 of 93188 elements\n" \
+               "missing in the file (1):\n  fc1.bias\nnot in the model (1):\n  more\n"
+        report, got = started("--from", "few.pth", "--not-strict")
+        assert report == text, report
+        assert not differences({k: got[k] for k in few}, few)
+        assert evaluated("--from", "few.pth", "--not-strict")[0] == text
+        out = w.train("--steps", 1, "--from", "few.pth", "--head", 4)
+        assert text in out and "head fc2: new" in out, out
+        assert left in refused("--from", "few.pth", "--head", "4", "--strict")
+        w.train("--steps", 1, "--from", "good.pth", "--head", 4, "--strict")
+
+        # --ignore-mismatched: other shapes; names are another matter, and --not-strict is about names
+        odd = {**good, "fc2.bias": torch.ones(9)}
+        torch.save(odd, w.path_of("odd.pth"))
+        left = "size mismatch for fc2.bias: (9,) in the file, (4,) in the model"
+        assert left in refused("--from", "odd.pth")
+        assert left in refused("--from", "odd.pth", "--not-strict")
+        text = "odd.pth: torch zip\nloaded 7 of 8 tensors, 93184 of 93188 elements\n" \
+               "shapes differ, left as they were (1):\n  fc2.bias: (9,) in the file, (4,) in the model\n"
+        for ranks in ((), ("--ranks", 2)):
+            report, got = started("--from", "odd.pth", "--ignore-mismatched", ranks=ranks)
+            assert report == text, report
+            kept = [k for k in good if k != "fc2.bias"]
+            assert not differences({k: got[k] for k in kept}, {k: good[k] for k in kept})
+        assert evaluated("--from", "odd.pth", "--ignore-mismatched")[0] == text
+        torch.save({**odd, "more": torch.ones(2)}, w.path_of("odd.pth"))
+        assert "not in the model: more" in refused("--from", "odd.pth", "--ignore-mismatched")
+        started("--from", "odd.pth", "--ignore-mismatched", "--not-strict")
+
+        # what contradicts itself
+        done = w.run("train", "--model", "cnn", "--data", w.data, "--from", "good.pth", "--strict", "--not-strict")
+        assert done.returncode == 2 and "exclude each other" in done.stderr, done
+        for flag in (["--key", "x"], ["--rename", "a=b"], ["--exact-names"], ["--strict"], ["--not-strict"],
+                     ["--ignore-mismatched"]):
+            done = w.run("train", "--model", "cnn", "--data", w.data, "--steps", 1, *flag)
+            assert done.returncode == 2 and f"{flag[0]} says how --from is read" in done.stderr, done
+    print("how --from is read")
+
+
 def ranks():
     """Two ranks of half the batch train what one rank trains, in and out of the launcher, and twice the same."""
     with Work() as w:
@@ -238,5 +361,5 @@ def install_completion():
 
 
 if __name__ == "__main__":
-    {"help": help_texts, "bad_input": bad_input, "learns": learns, "head": head, "ranks": ranks,
+    {"help": help_texts, "bad_input": bad_input, "learns": learns, "head": head, "from_flags": from_flags, "ranks": ranks,
      "completion": install_completion}[sys.argv[1]]()
