@@ -114,10 +114,12 @@ int main(int argc, char **argv)
                            : strcmp(format, "safetensors") == 0 ? MU_FORMAT_SAFETENSORS
                                                                 : MU_FORMAT_TORCH;
         MU_OR_DIE(c, mu_save(m, a[1], &(mu_save_options){.prefix = n > 2 ? a[2] : NULL, .format = f}));
-    } else if (strcmp(command, "convert") == 0 && n >= 3) { /* convert MODEL IN OUT [loose] [KEY]: load, save */
+    } else if (strcmp(command, "convert") == 0 && n >= 3) { /* convert MODEL IN OUT [loose] [KEY|- [RENAME]...]: load, save */
         mu_module *m = network(c, a[0]);
         mu_load_report r;
-        mu_load_options o = {.not_strict = n > 3 && strcmp(a[3], "loose") == 0, .key = n > 4 ? a[4] : NULL};
+        mu_load_options o = {.not_strict = n > 3 && strcmp(a[3], "loose") == 0,
+                             .key = n > 4 && strcmp(a[4], "-") != 0 ? a[4] : NULL,
+                             .rename = n > 5 ? (const char *const *)(a + 5) : NULL}; /* argv ends with NULL */
         MU_OR_DIE(c, mu_load(m, a[1], &o, &r));
         MU_OR_DIE(c, mu_save(m, a[2], NULL));
         printf("removed=%s added=%s loaded=%lld missing=%lld unexpected=%lld\n%s", r.prefix_removed, r.prefix_added,

@@ -238,6 +238,35 @@ static void test_little(void **state)
     unlink("little.pt");
 }
 
+/* Of renamings that match as many names the mildest is taken, and told: at the start before inside, though not all match. */
+static void test_mildest(void **state)
+{
+    (void)state;
+    mu_context *c = context(1), *d = context(2);
+    mu_module *file = mu_module_new(c, "File", NULL), *m = two(d, "x", "y");
+    const mu_load_options loose = {.not_strict = true};
+    mu_load_report r;
+    assert_int_equal(mu_module_add(file, "module", within(c, "y", mu_linear(c, 30, 30, NULL))), MU_OK);
+    assert_int_equal(mu_module_add(file, "z", mu_linear(c, 2, 2, NULL)), MU_OK);
+    assert_int_equal(mu_save(file, "mild.pt", NULL), MU_OK);
+    assert_int_equal(mu_load(m, "mild.pt", &loose, &r), MU_OK);
+    assert_int_equal(r.loaded, 2);
+    assert_string_equal(r.prefix_removed, "module.");
+    assert_non_null(strstr(r.text, ", \"module.\" removed from the start of names\n"));
+    assert_null(strstr(r.text, "inside"));
+    /* the other way round */
+    m = within(d, "net", two(d, "x", "y"));
+    assert_int_equal(mu_save(two(c, "x", "z"), "mild.pt", NULL), MU_OK);
+    assert_int_equal(mu_load(m, "mild.pt", &loose, &r), MU_OK);
+    assert_int_equal(r.loaded, 2);
+    assert_string_equal(r.prefix_added, "net.");
+    assert_non_null(strstr(r.text, ", \"net.\" put before names\n"));
+    assert_null(strstr(r.text, "inside"));
+    mu_context_close(d);
+    mu_context_close(c);
+    unlink("mild.pt");
+}
+
 static void test_buffers_only(void **state)
 {
     (void)state;
@@ -299,55 +328,66 @@ static void test_ties(void **state)
     unlink("tied.pt");
 }
 
-/* 6 dicts of 20,000 names, and every renaming has to be tried on most of them. */
-static void test_many_names(void **state)
+/* Processor time of matching one of 6 dicts of n names each, where every renaming has to be tried on most of them. */
+static double match_many(size_t n)
 {
-    (void)state;
-    enum { NAMES = 20000, DICTS = 6 };
+    enum { DICTS = 6 };
     mu_context *c = context(1);
     int64_t axis = 0;
     mui_file_tensor t = {.ndim = 1, .dim = &axis, .stride = &axis};
-    mui_state *items = mui_calloc(c, NAMES, sizeof(*items));
-    mui_entry *entries = mui_calloc(c, (size_t)NAMES * DICTS, sizeof(*entries));
-    char(*names)[96] = calloc((size_t)NAMES * (DICTS + 1), sizeof(*names));
+    mui_state *items = mui_calloc(c, n, sizeof(*items));
+    mui_entry *entries = mui_calloc(c, n * DICTS, sizeof(*entries));
+    char(*names)[96] = calloc(n * (DICTS + 1), sizeof(*names));
     mui_branch branches[DICTS];
     static const char *const before[DICTS] = {"net.model.", "_orig_mod.module.", "ema.", "module.net.", "model._orig_mod.", "x."};
-    assert_non_null(names);
-    for (size_t i = 0; i < NAMES; i++) {
+    assert_true(items != NULL && entries != NULL && names != NULL);
+    for (size_t i = 0; i < n; i++) {
         snprintf(names[i], sizeof(names[i]), "encoder.layers.%zu.attention.weight", i);
         items[i] = (mui_state){.name = names[i], .same_as = i};
     }
     for (size_t d = 0; d < DICTS; d++) {
         static char paths[DICTS][8];
         snprintf(paths[d], sizeof(paths[d]), "d%zu", d);
-        branches[d] = (mui_branch){.path = paths[d], .first = d * NAMES, .end = (d + 1) * NAMES, .depth = 1};
-        for (size_t i = 0; i < NAMES; i++) {
-            char *name = names[(d + 1) * NAMES + i];
+        branches[d] = (mui_branch){.path = paths[d], .first = d * n, .end = (d + 1) * n, .depth = 1};
+        for (size_t i = 0; i < n; i++) {
+            char *name = names[(d + 1) * n + i];
             /* the fourth is the model's, wrapped inside too; the others lack a name each second time */
             snprintf(name, sizeof(names[0]), "d%zu.%sencoder.%slayers.%zu.attention.weight%s", d, before[d],
                      i % 3 == 0 ? "module." : "", i, d != 3 && i % 2 == 0 ? "_g" : d == 3 ? "" : "_v");
-            entries[d * NAMES + i] = (mui_entry){.name = name, .plain = name, .tensor = &t, .tied_to = SIZE_MAX};
+            entries[d * n + i] = (mui_entry){.name = name, .plain = name, .tensor = &t, .tied_to = SIZE_MAX};
         }
     }
-    mui_states s = {.context = c, .items = items, .count = NAMES};
+    mui_states s = {.context = c, .items = items, .count = n};
     mu_checkpoint_file k = {.context = c, .path = "many", .tree = {.context = c, .entries = entries,
-                            .count = (size_t)NAMES * DICTS, .branches = branches, .branch_count = DICTS}};
+                            .count = n * DICTS, .branches = branches, .branch_count = DICTS}};
     mui_match m;
     clock_t start = clock();
     assert_int_equal(mui_match_find(&k, &s, &(mu_load_options){.key = NULL}, &m), MU_OK);
     double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
-    print_message("%d dicts of %d names: %.3f s\n", DICTS, NAMES, seconds);
-    assert_int_equal(m.matched, NAMES);
+    assert_int_equal(m.matched, n);
     assert_string_equal(m.path, "d3");
     assert_string_equal(m.removed, "module.net.");
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    assert_true(seconds < 1);
-#endif
     mui_match_free(&m);
     mui_free(c, items);
     mui_free(c, entries);
     free(names);
     assert_int_equal(mu_context_close(c), MU_OK);
+    return seconds;
+}
+
+/* Four times the names take about four times the time, on any machine; every pair of names would take sixteen. The best
+ * of a few tries each, since others use the machine too. */
+static void test_many_names(void **state)
+{
+    (void)state;
+    double few = 1e9, many = 1e9;
+    for (int i = 0; i < 6 && (i < 2 || many > 9 * few); i++) {
+        double a = match_many(5000), b = match_many(20000);
+        few = a < few ? a : few;
+        many = b < many ? b : many;
+    }
+    print_message("6 dicts of 5,000 names: %.4f s, of 20,000: %.4f s\n", few, many);
+    assert_true(many <= 9 * few);
 }
 
 static int enter_folder(void **state)
@@ -367,7 +407,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_nesting), cmocka_unit_test(test_combined),     cmocka_unit_test(test_clashes),
         cmocka_unit_test(test_little),         cmocka_unit_test(test_buffers_only), cmocka_unit_test(test_ties),
-        cmocka_unit_test(test_many_names),
+        cmocka_unit_test(test_mildest),        cmocka_unit_test(test_many_names),
     };
     return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }

@@ -76,5 +76,64 @@ def random_edits():
     check(outcomes == {(True, 0), (True, 1), (False, 0), (False, 1)}, "all outcomes were seen: %s" % outcomes)
 
 
+# How a file may have other names, and the rules that give the model's.
+RENAMINGS = {
+    "none": (lambda k: k, []),
+    "one module": (lambda k: re.sub(r"^1\.", "norm.", k), [r"(^|\.)norm\.=\11."]),
+    "deeper": (lambda k: re.sub(r"^1\.", "stem.bn.", k), [r"stem\.bn\.=1."]),
+    "all": (lambda k: "enc." + k, [r"enc\.="]),
+    # the batch norm has the path that the convolution has in the model, and the other way round
+    "exchanged": (lambda k: re.sub(r"^[01]\.", lambda m: {"0.": "1.", "1.": "0."}[m.group()], k),
+                  [r"(^|\.)0\.=\1x.", r"(^|\.)1\.=\10.", r"(^|\.)x\.=\11."]),
+}
+
+
+def versions_under_renaming():
+    """A batch norm's num_batches_tracked may be missing if the file's _metadata says that its version had none; that is
+    looked up by the file's name of the module, whatever rules and prefixes make of it."""
+    outcomes = set()
+    for what, (name, rules) in RENAMINGS.items():
+        for version in (None, 1, 2, "no metadata"):
+            for prefix in ("", "module."):
+                for dropped in ([], ["1.num_batches_tracked"], ["1.num_batches_tracked", "1.weight"]):
+                    d = small().state_dict()
+                    for k in dropped:
+                        del d[k]
+                    if version == "no metadata":
+                        del d._metadata
+                    elif version is None:
+                        del d._metadata["1"]
+                    else:
+                        d._metadata["1"] = {"version": version}
+                    renamed = type(d)((prefix + name(k), v) for k, v in d.items())
+                    if hasattr(d, "_metadata"):
+                        renamed._metadata = type(d)(((prefix + name(k + "."))[:-1] if k else "", v)
+                                                    for k, v in d._metadata.items())
+                    torch.save(renamed, "in.pt")
+                    want = small().load_state_dict(d, strict=False).missing_keys
+                    outcomes.add((len(dropped), len(want)))
+                    case = "%s, version %s, prefix '%s', without %s" % (what, version, prefix, dropped)
+                    t = tool("convert", "small", "in.pt", "out.pt", "loose", "-", *rules)
+                    check(t.returncode == 0 and names(t.stdout, "missing in the file") == want,
+                          "%s: torch misses %s: %s%s" % (case, want, t.stdout, t.stderr))
+                    t = tool("convert", "small", "in.pt", "out.pt", "strict", "-", *rules)
+                    check(t.returncode == (1 if want else 0), "%s, strict: torch misses %s: %s" % (case, want, t.stderr))
+    check(outcomes == {(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)}, "all outcomes were seen: %s" % outcomes)
+
+
+def unused_rules():
+    """A rule that matched no name is warned of, also when it matched some in a dict that was not taken."""
+    d = small().state_dict()
+    torch.save({"good": {k.replace("4.", "fc."): v for k, v in d.items()},
+                "bad": {"teacher.p": torch.ones(3), "teacher.q": torch.ones(3)}}, "in.pt")
+    rules = ["^teacher=student", "^fc=4", "gamma=weight"]
+    t = tool("convert", "small", "in.pt", "out.pt", "strict", "-", *rules)
+    check(t.returncode == 0, "unused rules: " + t.stderr)
+    warned = re.findall(r"rename '(.*)' matched no name", t.stderr)
+    check(warned == [rules[0], rules[2]], "unused rules: warned of %s: %s" % (warned, t.stderr))
+
+
 random_edits()
+unused_rules()
+versions_under_renaming()
 finish()
