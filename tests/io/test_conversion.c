@@ -1,16 +1,15 @@
 /* Conversion from C: its report, and memory that runs out at any allocation of a save or a conversion: the old file stays,
  * nothing leaks and nothing is left beside it. */
+#include "io/io_common.h"
 #include "base/alloc.h"
 
 #include <muster/muster.h>
 
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -52,18 +51,6 @@ static bool is_text(const char *path, const char *text)
     size_t n = fread(have, 1, sizeof(have) - 1, f);
     fclose(f);
     return n == strlen(text) && memcmp(have, text, n) == 0;
-}
-
-static int files_here(void)
-{
-    DIR *d = opendir(".");
-    int n = 0;
-    assert_non_null(d);
-    for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
-        n += e->d_name[0] != '.';
-    }
-    closedir(d);
-    return n;
 }
 
 static void test_report(void **state)
@@ -119,13 +106,13 @@ static int run_out(int attempt, mu_file_format format)
         const char *rename[] = {"norm=bn", NULL};
         mu_convert_options o = {.format = format, .rename = rename, .change_dtype = true, .dtype = MU_F16};
         mu_convert_report r;
-        int before = files_here();
+        int before = io_entries(".");
         uint64_t live = c->live_allocations;
         c->fail_after = n;
         mu_status s = attempt == 0 ? mu_save(m, "out", &(mu_save_options){.format = format})
                                    : mu_checkpoint_convert(k, "out", &o, &r);
         c->fail_after = -1;
-        assert_int_equal(files_here(), before);
+        assert_int_equal(io_entries("."), before);
         assert_int_equal(is_text("out", "old"), s != MU_OK);
         assert_true(s == MU_OK || s == MU_ERR_NOMEM);
         /* A conversion may leave the context its text and what holds it. */
@@ -142,16 +129,12 @@ static int run_out(int attempt, mu_file_format format)
 static void test_memory(void **state)
 {
     (void)state;
-    assert_int_equal(mkdir("conversion_memory", 0777), 0);
-    assert_int_equal(chdir("conversion_memory"), 0);
     for (int f = 0; f < FORMATS; f++) {
         assert_true(run_out(0, formats[f]) > 10);
         assert_true(run_out(1, formats[f]) > 20);
     }
     unlink("in");
     unlink("out");
-    assert_int_equal(chdir(".."), 0);
-    rmdir("conversion_memory");
 }
 
 int main(void)
@@ -160,5 +143,5 @@ int main(void)
         cmocka_unit_test(test_report),
         cmocka_unit_test(test_memory),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, io_enter_folder, io_leave_folder);
 }

@@ -1,12 +1,12 @@
 /* mu_load and mu_save from C: all-or-nothing under every failed allocation, groups of threads, atomic replacement. What
  * PyTorch has to say is in test_torch.py. */
 #define _GNU_SOURCE
+#include "io/io_common.h"
 #include "base/alloc.h"
 #include "base/context.h"
 #include "io/zip_reader.h"
 #include <muster/muster.h>
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -65,32 +65,10 @@ static void step(mu_context *c, mu_module *m, mu_optimizer *o, int count)
     mu_tape_free(t);
 }
 
-/* All values of a module, through the public interface, as one hash. */
-static bool hash_state(void *user, const char *name, mu_tensor *value, mu_parameter *p)
-{
-    uint64_t *h = user;
-    int64_t n = mu_tensor_elements(value);
-    (void)p;
-    float *x = calloc((size_t)n + 1, sizeof(*x));
-    int64_t *y = calloc((size_t)n + 1, sizeof(*y));
-    bool ints = mu_tensor_dtype(value) == MU_I64;
-    assert_int_equal(ints ? mu_tensor_read_i64(value, y, n) : mu_tensor_read(value, x, n), MU_OK);
-    const unsigned char *bytes = ints ? (unsigned char *)y : (unsigned char *)x;
-    for (size_t i = 0; i < (size_t)n * (ints ? 8 : 4); i++) {
-        *h = (*h ^ bytes[i]) * 0x100000001b3u;
-    }
-    for (; *name != '\0'; name++) {
-        *h = (*h ^ (unsigned char)*name) * 0x100000001b3u;
-    }
-    free(x);
-    free(y);
-    return true;
-}
-
 static uint64_t hash_of(mu_module *m)
 {
-    uint64_t h = 0xcbf29ce484222325u;
-    assert_int_equal(mu_module_each_state(m, hash_state, &h), MU_OK);
+    uint64_t h = 0;
+    assert_true(io_hash(m, &h));
     return h;
 }
 
@@ -318,18 +296,6 @@ static void test_group(void **state)
 
 /* -- the disk --------------------------------------------------------------------------------------------------------- */
 
-static int entries_in(const char *folder)
-{
-    DIR *d = opendir(folder);
-    int n = 0;
-    assert_non_null(d);
-    for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
-        n += e->d_name[0] != '.';
-    }
-    closedir(d);
-    return n;
-}
-
 /* Loads path into a fresh model and says whether it is the one of want. */
 static bool holds(const char *path, uint64_t want)
 {
@@ -360,7 +326,7 @@ static void test_full_disk(void **state)
         assert_int_equal(s, MU_ERR_IO);
         assert_non_null(strstr(mu_context_message(d), "full/m.pt"));
         mu_context_clear(d);
-        assert_int_equal(entries_in("full"), 1);
+        assert_int_equal(io_entries("full"), 1);
         assert_true(holds("full/m.pt", old));
     }
     assert_int_equal(mu_save(b, "full/m.pt", NULL), MU_OK);
@@ -410,7 +376,7 @@ static void test_kill(void **state)
         assert_int_equal(waitpid(child, &how, 0), child);
         assert_true(WIFSIGNALED(how));
         assert_true(holds("kill/m.pt", hash_a) || holds("kill/m.pt", hash_b));
-        leftovers = entries_in("kill") - 1;
+        leftovers = io_entries("kill") - 1;
     }
     assert_true(leftovers <= 25); /* at most one temporary file for each kill */
     mu_context_close(c);
@@ -494,19 +460,6 @@ static void test_names(void **state)
     unlink("names.pt");
 }
 
-/* Tests write here: a folder of their own. */
-static int enter_folder(void **state)
-{
-    static char folder[] = "/tmp/muster-io-XXXXXX";
-    *state = folder;
-    return mkdtemp(folder) != NULL && chdir(folder) == 0 ? 0 : -1;
-}
-
-static int leave_folder(void **state)
-{
-    return chdir("/") == 0 && rmdir(*state) == 0 ? 0 : -1;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -514,5 +467,5 @@ int main(void)
         cmocka_unit_test(test_full_disk),  cmocka_unit_test(test_kill),      cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_names),
     };
-    return cmocka_run_group_tests(tests, enter_folder, leave_folder);
+    return cmocka_run_group_tests(tests, io_enter_folder, io_leave_folder);
 }

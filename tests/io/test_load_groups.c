@@ -1,5 +1,6 @@
 /* What can be wrong with a load on a group, of threads and of processes: every rank gets the same error in the same
  * words, no bit of any model changes, and the group goes on. Allocations and kernels that fail: test_load_memory.c. */
+#include "io/io_common.h"
 #include "../comm/ranks.h"
 #include "comm/group.h"
 #include "io/filemap.h"
@@ -26,27 +27,10 @@ static mu_module *network(mu_context *c, int classes)
     return m;
 }
 
-static bool hash_state(void *user, const char *name, mu_tensor *value, mu_parameter *p)
-{
-    uint64_t *h = user;
-    int64_t n = mu_tensor_elements(value);
-    (void)name;
-    (void)p;
-    int64_t *x = calloc((size_t)n + 1, sizeof(*x));
-    bool ints = mu_tensor_dtype(value) == MU_I64;
-    mu_status s = ints ? mu_tensor_read_i64(value, x, n) : mu_tensor_read(value, (float *)(void *)x, n);
-    CHECK(s == MU_OK, "reading %s: %d", name, s);
-    for (size_t i = 0; i < (size_t)n * (ints ? 8 : 4); i++) {
-        *h = (*h ^ ((unsigned char *)x)[i]) * 0x100000001b3u;
-    }
-    free(x);
-    return true;
-}
-
 static uint64_t hash_of(mu_module *m)
 {
-    uint64_t h = 0xcbf29ce484222325u;
-    CHECK(mu_module_each_state(m, hash_state, &h) == MU_OK, "hash");
+    uint64_t h = 0;
+    CHECK(io_hash(m, &h), "hash");
     return h;
 }
 

@@ -1,5 +1,6 @@
 /* What a load may take and leave: memory beyond the model's, damage that shows late, memory that runs out on one rank. */
 #define _GNU_SOURCE
+#include "io/io_common.h"
 #include "base/context.h"
 #include "io/filemap.h"
 #include "io/zip_reader.h"
@@ -58,26 +59,10 @@ static void use(mu_context *c, mu_module *m)
     mu_tape_free(t);
 }
 
-static bool hash_state(void *user, const char *name, mu_tensor *value, mu_parameter *p)
-{
-    uint64_t *h = user;
-    int64_t n = mu_tensor_elements(value);
-    (void)name;
-    (void)p;
-    int64_t *x = calloc((size_t)n + 1, sizeof(*x));
-    bool ints = mu_tensor_dtype(value) == MU_I64;
-    assert_int_equal(ints ? mu_tensor_read_i64(value, x, n) : mu_tensor_read(value, (float *)(void *)x, n), MU_OK);
-    for (size_t i = 0; i < (size_t)n * (ints ? 8 : 4); i++) {
-        *h = (*h ^ ((unsigned char *)x)[i]) * 0x100000001b3u;
-    }
-    free(x);
-    return true;
-}
-
 static uint64_t hash_of(mu_module *m)
 {
-    uint64_t h = 0xcbf29ce484222325u;
-    assert_int_equal(mu_module_each_state(m, hash_state, &h), MU_OK);
+    uint64_t h = 0;
+    assert_true(io_hash(m, &h));
     return h;
 }
 
@@ -407,19 +392,6 @@ static void test_group(void **state)
     unlink("group.pt");
 }
 
-/* Tests write here: a folder of their own. */
-static int enter_folder(void **state)
-{
-    static char folder[] = "/tmp/muster-io-XXXXXX";
-    *state = folder;
-    return mkdtemp(folder) != NULL && chdir(folder) == 0 ? 0 : -1;
-}
-
-static int leave_folder(void **state)
-{
-    return chdir("/") == 0 && rmdir(*state) == 0 ? 0 : -1;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -428,5 +400,5 @@ int main(void)
         cmocka_unit_test(test_device),
         cmocka_unit_test(test_group),
     };
-    return cmocka_run_group_tests(tests, enter_folder, leave_folder);
+    return cmocka_run_group_tests(tests, io_enter_folder, io_leave_folder);
 }

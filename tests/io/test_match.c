@@ -1,4 +1,5 @@
 /* Matching names: random wrappers on random trees, clashes, ties, warnings, many names. */
+#include "io/io_common.h"
 #include "base/alloc.h"
 #include "base/context.h"
 #include "io/load_match.h"
@@ -390,18 +391,6 @@ static void test_many_names(void **state)
     assert_true(many <= 9 * few);
 }
 
-static int enter_folder(void **state)
-{
-    static char folder[] = "/tmp/muster-match-XXXXXX";
-    *state = folder;
-    return mkdtemp(folder) != NULL && chdir(folder) == 0 ? 0 : -1;
-}
-
-static int leave_folder(void **state)
-{
-    return chdir("/") == 0 && rmdir(*state) == 0 ? 0 : -1;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -409,5 +398,5 @@ int main(void)
         cmocka_unit_test(test_little),         cmocka_unit_test(test_buffers_only), cmocka_unit_test(test_ties),
         cmocka_unit_test(test_mildest),        cmocka_unit_test(test_many_names),
     };
-    return cmocka_run_group_tests(tests, enter_folder, leave_folder);
+    return cmocka_run_group_tests(tests, io_enter_folder, io_leave_folder);
 }
