@@ -1,5 +1,6 @@
 /* Helpers of the fuzz targets. */
 #define _GNU_SOURCE
+#include "base/context.h"
 #include "fuzz_target.h"
 
 #include <stdio.h>
@@ -30,4 +31,12 @@ mu_context *fuzz_context(void)
         fuzz_broken("no context");
     }
     return c;
+}
+
+void fuzz_close(mu_context *c)
+{
+    if (c->live_allocations != 0) {
+        fuzz_broken("memory is left");
+    }
+    mu_context_close(c);
 }

@@ -14,5 +14,7 @@ void fuzz_open(const uint8_t *data, size_t bytes, bool no_checksum);
 void fuzz_broken(const char *what);
 /* A context that logs nothing. */
 mu_context *fuzz_context(void);
+/* Closes it; that something allocated from it is left is broken. */
+void fuzz_close(mu_context *c);
 
 #endif

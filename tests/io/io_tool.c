@@ -1,6 +1,6 @@
 /* A small program for the oracle scripts: loads, saves and trains through the public interface, as a user would.
  * Prints what mu_load reports; exits 1 with the message on stderr when something fails. */
-#include <muster/muster.h>
+#include "tool_steps.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,28 +38,6 @@ static mu_optimizer *optimizer(mu_module *m, const char *name)
         return mu_sgd(m, 0.05f, NULL);
     }
     return strcmp(name, "adam") == 0 ? mu_adam(m, 0.01f, NULL) : mu_adamw(m, 0.01f, NULL);
-}
-
-/* Inputs and labels that PyTorch can make too: x[i] = ((i * 37 + step * 11) % 101 - 50) / 50. */
-static void steps(mu_context *c, mu_module *m, mu_optimizer *o, int from, int count)
-{
-    mu_tape *t = mu_tape_new(c, NULL);
-    for (int s = from; s < from + count; s++) {
-        float x[4 * 3 * 6 * 6];
-        int64_t y[4];
-        for (int i = 0; i < 4 * 108; i++) {
-            x[i] = (float)((i * 37 + s * 11) % 101 - 50) / 50;
-        }
-        for (int i = 0; i < 4; i++) {
-            y[i] = (i + s) % 5;
-        }
-        mu_tape_reset(t);
-        mu_tensor *out = mu_forward(t, m, mu_tensor_from(t, MU_DIMS(4, 3, 6, 6), x));
-        mu_tensor *loss = mu_cross_entropy(t, out, mu_tensor_from_i64(t, MU_DIMS(4), y));
-        MU_OR_DIE(c, mu_backward(t, loss));
-        MU_OR_DIE(c, mu_optimizer_step(o));
-    }
-    MU_OR_DIE(c, mu_context_status(c));
 }
 
 /* logits MODEL CHECKPOINT INPUT OUTPUT: raw float32 images of 3 x 32 x 32 in, raw logits out. */
@@ -138,7 +116,7 @@ int main(int argc, char **argv)
                    (long long)t.step_in_epoch, (long long)t.step, (unsigned long long)t.seed,
                    t.note != NULL ? t.note : "(none)");
         }
-        steps(c, t.model, t.optimizer, from, count);
+        tool_steps(c, t.model, t.optimizer, NULL, from, count);
         t.step = from + count;
         t.epoch = t.step / 3;
         t.step_in_epoch = t.step % 3;

@@ -4,7 +4,7 @@
  * sgd:LR,MOMENTUM,DAMPENING,DECAY,NESTEROV or adam(w):LR,BETA1,BETA2,EPS,DECAY. IN or OUT "-": none; a key "-": NULL.
  * FLAGS, any of: f(ile settings), g(roups: the head for itself), z (the convolution frozen), t(rainable only, when
  * saving), o (only the optimiser is loaded and saved), r(anks: two threads, one reads, wrapped before the load). */
-#include <muster/muster.h>
+#include "tool_steps.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -93,28 +93,6 @@ static mu_optimizer *optimizer(mu_module *m, const char *spec)
     return mu_adam(m, v[0], &o);
 }
 
-/* Inputs and labels that PyTorch can make too. Both ranks of two have the same, whose mean is that of one. */
-static void steps(mu_context *c, mu_module *m, mu_optimizer *o, mu_ddp *ddp, int from, int count)
-{
-    mu_tape *t = mu_tape_new(c, NULL);
-    for (int s = from; s < from + count; s++) {
-        float x[4 * 3 * 6 * 6];
-        int64_t y[4];
-        for (int i = 0; i < 4 * 108; i++) {
-            x[i] = (float)((i * 37 + s * 11) % 101 - 50) / 50;
-        }
-        for (int i = 0; i < 4; i++) {
-            y[i] = (i + s) % 5;
-        }
-        mu_tape_reset(t);
-        mu_tensor *out = mu_forward(t, m, mu_tensor_from(t, MU_DIMS(4, 3, 6, 6), x));
-        mu_tensor *loss = mu_cross_entropy(t, out, mu_tensor_from_i64(t, MU_DIMS(4), y));
-        MU_OR_DIE(c, ddp != NULL ? mu_ddp_backward(ddp, t, loss) : mu_backward(t, loss));
-        MU_OR_DIE(c, mu_optimizer_step(o));
-    }
-    MU_OR_DIE(c, mu_context_status(c));
-}
-
 static const char *key_at(const job *j, int i)
 {
     return j->n > i && strcmp(j->a[i], "-") != 0 ? j->a[i] : NULL;
@@ -137,7 +115,7 @@ static void *work(void *user)
     mu_ddp *ddp = g != NULL ? mu_ddp_wrap(t.model, g, &(mu_ddp_options){.bucket_bytes = 1024, .first_bucket_bytes = 256})
                             : NULL;
     if (g != NULL) { /* a reduction lays memory out anew, in the order of readiness */
-        steps(c, t.model, t.optimizer, ddp, 0, 2);
+        tool_steps(c, t.model, t.optimizer, ddp, 0, 2);
     }
     if (in != NULL && only) {
         MU_OR_DIE(c, mu_load(t.model, in, &(mu_load_options){.key = key_at(j, 7), .group = g}, NULL));
@@ -152,7 +130,7 @@ static void *work(void *user)
                (unsigned long long)t.seed, (long long)mu_optimizer_steps(t.optimizer), (double)mu_optimizer_lr(t.optimizer));
     }
     if (count > 0) {
-        steps(c, t.model, t.optimizer, ddp, from, count);
+        tool_steps(c, t.model, t.optimizer, ddp, from, count);
     }
     if (j->rank == 0 && out != NULL) {
         mu_optimizer_save_options o = {.trainable_only = strchr(flags, 't') != NULL};
