@@ -148,9 +148,8 @@ static bool load(const look *l, mu_checkpoint_file *k, int64_t i, bool as_number
     if (convert && __builtin_mul_overflow(n, (uint64_t)mu_dtype_bytes(as), &bytes)) {
         bytes = UINT64_MAX;
     }
-    out->data = malloc(bytes > 0 && bytes < SIZE_MAX ? (size_t)bytes : 1);
+    out->data = look_room(l, &e, bytes);
     if (out->data == NULL) {
-        cli_fail(l->command, CLI_FAILED, "out of memory: '%s' has %llu bytes", e.name, (unsigned long long)bytes);
         return false;
     }
     mu_status s = convert ? mu_checkpoint_read_as(k, i, as, out->data, (size_t)bytes)
@@ -178,13 +177,11 @@ static bool load_both(const look *l, mu_checkpoint_file *a, int64_t i, mu_checkp
 
 static bool is_readable(const look *l, mu_checkpoint_file *k, int64_t i, values_diff *d)
 {
-    mu_checkpoint_entry e = mu_checkpoint_get(k, i);
-    bool good = mu_checkpoint_read(k, i, NULL, (size_t)look_bytes(&e)) == MU_OK;
-    if (!good && e.note != NULL) {
-        mu_context_clear(l->context);
+    bool readable = false;
+    bool good = look_readable(l, k, i, &readable);
+    if (good && !readable) {
         d->status = VALUES_INCOMPARABLE;
-        d->why = e.note;
-        good = true;
+        d->why = mu_checkpoint_get(k, i).note;
     }
     return good;
 }

@@ -37,22 +37,17 @@ static bool hash_entry(const look *l, mu_checkpoint_file *k, int64_t i, char hex
     mu_checkpoint_entry e = mu_checkpoint_get(k, i);
     uint64_t bytes = look_bytes(&e);
     hex[0] = '\0';
-    mu_status s = mu_checkpoint_read(k, i, NULL, (size_t)bytes);
-    if (s < 0) {
-        bool skip = e.note != NULL;
-        if (skip) {
-            mu_context_clear(l->context);
-        }
-        return skip;
+    bool readable = false;
+    if (!look_readable(l, k, i, &readable) || !readable) {
+        return mu_context_status(l->context) == MU_OK;
     }
     /* Most tensors lie in the file as they are; others are laid out first. */
     const void *data = mu_checkpoint_data(k, i);
     void *laid_out = NULL;
-    s = mu_context_status(l->context);
+    mu_status s = mu_context_status(l->context);
     if (s == MU_OK && data == NULL) {
-        data = laid_out = malloc(bytes > 0 ? (size_t)bytes : 1);
+        data = laid_out = look_room(l, &e, bytes);
         if (data == NULL) {
-            cli_fail("inspect", CLI_FAILED, "out of memory: '%s' has %llu bytes", e.name, (unsigned long long)bytes);
             return false;
         }
         s = mu_checkpoint_read(k, i, laid_out, (size_t)bytes);

@@ -74,6 +74,26 @@ uint64_t look_bytes(const mu_checkpoint_entry *e)
     return __builtin_mul_overflow(n, (uint64_t)mu_dtype_bytes(e->dtype), &n) ? UINT64_MAX : n;
 }
 
+bool look_readable(const look *l, mu_checkpoint_file *k, int64_t i, bool *readable)
+{
+    mu_checkpoint_entry e = mu_checkpoint_get(k, i);
+    *readable = mu_checkpoint_read(k, i, NULL, (size_t)look_bytes(&e)) == MU_OK;
+    if (!*readable && e.note != NULL) {
+        mu_context_clear(l->context);
+        return true;
+    }
+    return *readable;
+}
+
+void *look_room(const look *l, const mu_checkpoint_entry *e, uint64_t bytes)
+{
+    void *room = bytes < SIZE_MAX ? malloc(bytes > 0 ? (size_t)bytes : 1) : NULL;
+    if (room == NULL) {
+        cli_fail(l->command, CLI_FAILED, "out of memory: '%s' has %llu bytes", e->name, (unsigned long long)bytes);
+    }
+    return room;
+}
+
 size_t look_prefix(const char *name)
 {
     static const char *const tokens[] = {"module.", "_orig_mod.", "model.", "net."};

@@ -39,6 +39,10 @@ int look_end(look *l, int code);
 /* Of the elements laid out; saturating: a file may claim any shape. */
 uint64_t look_elements(const mu_checkpoint_entry *e);
 uint64_t look_bytes(const mu_checkpoint_entry *e);
+/* Whether the elements of entry i can be read; if not, its note says why. False: an error, which the context has. */
+bool look_readable(const look *l, mu_checkpoint_file *k, int64_t i, bool *readable);
+/* Room for elements of e, also where there are none; free it. NULL: out of memory, which was printed. */
+void *look_room(const look *l, const mu_checkpoint_entry *e, uint64_t bytes);
 /* The chain of "module.", "_orig_mod.", "model." and "net." that name begins with: its length. */
 size_t look_prefix(const char *name);
 /* The part of such a chain that all names of the dict begin with. */

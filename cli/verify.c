@@ -59,6 +59,7 @@ static bool add_odd(found *f, odd_tensor t)
         size_t room = f->odd_room == 0 ? 16 : 2 * f->odd_room;
         odd_tensor *odd = realloc(f->odd, room * sizeof(*odd));
         if (odd == NULL) {
+            cli_fail("verify", CLI_FAILED, "out of memory");
             return false;
         }
         f->odd = odd;
@@ -84,20 +85,19 @@ static bool verify_entry(const look *l, mu_checkpoint_file *k, int64_t i, found 
     uint64_t elements = look_elements(&e), bytes = look_bytes(&e);
     f->all.tensors++;
     f->all.tied += e.tied_to != NULL;
-    if (mu_checkpoint_read(k, i, NULL, (size_t)bytes) < 0) {
-        if (e.note == NULL) {
-            return false;
-        }
-        mu_context_clear(l->context);
+    bool readable = false;
+    if (!look_readable(l, k, i, &readable)) {
+        return false;
+    }
+    if (!readable) {
         f->all.unreadable++;
         return true;
     }
     f->all.elements += (int64_t)elements;
     bool doubles = e.dtype == MU_F64 || e.dtype == MU_C128;
     size_t need = is_floating(&e) ? (size_t)elements * (doubles ? 8 : 4) : (size_t)bytes;
-    void *data = malloc(need > 0 ? need : 1);
+    void *data = look_room(l, &e, need);
     if (data == NULL) {
-        cli_fail("verify", CLI_FAILED, "out of memory: '%s' has %llu bytes", e.name, (unsigned long long)bytes);
         return false;
     }
     odd_tensor t = {.name = e.name};
