@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 void mui_text_init(mui_text *t, mu_context *c)
 {
@@ -85,6 +86,42 @@ bool mui_is_utf8(const char *text, size_t n)
         i += more + 1;
     }
     return true;
+}
+
+/* How many bytes from s on stand for themselves in JSON, ASCII alone. */
+static size_t plain_run(const char *s)
+{
+    size_t n = 0;
+    for (unsigned char b = (unsigned char)s[0]; b >= 0x20 && b < 0x80 && b != '"' && b != '\\'; b = (unsigned char)s[n]) {
+        n++;
+    }
+    return n;
+}
+
+void mui_text_add_json(mui_text *t, const char *s)
+{
+    static const char *const escapes[] = {['\b'] = "\\b", ['\t'] = "\\t", ['\n'] = "\\n", ['\f'] = "\\f", ['\r'] = "\\r"};
+    mui_text_add(t, "\"");
+    for (size_t n = 0; *s != '\0'; s += n) {
+        unsigned char b = (unsigned char)*s;
+        n = b < 0x80 ? 1 : b < 0xe0 ? 2 : b < 0xf0 ? 3 : 4;
+        if (b < sizeof(escapes) / sizeof(escapes[0]) && escapes[b] != NULL) {
+            mui_text_add(t, "%s", escapes[b]);
+        } else if (b < 0x20) {
+            mui_text_add(t, "\\u%04x", b);
+        } else if (b == '"' || b == '\\') {
+            mui_text_add(t, "\\%c", b);
+        } else if (b < 0x80) {
+            n = plain_run(s);
+            mui_text_add(t, "%.*s", (int)n, s);
+        } else if (strnlen(s, n) == n && mui_is_utf8(s, n)) {
+            mui_text_add(t, "%.*s", (int)n, s);
+        } else {
+            mui_text_add(t, "\\ufffd");
+            n = 1;
+        }
+    }
+    mui_text_add(t, "\"");
 }
 
 double mui_as_written(float f)

@@ -22,6 +22,9 @@ size_t mui_text_give(mui_text *t, char *out, size_t size);
 /* Well-formed UTF-8, with surrogates allowed as Python's surrogatepass does. */
 bool mui_is_utf8(const char *text, size_t n);
 
+/* s as a string of JSON, quotes and all, escaped as serde does; each byte that is no UTF-8 becomes \ufffd. */
+void mui_text_add_json(mui_text *t, const char *s);
+
 /* The double whose shortest decimal form is that of the float: 0.1f becomes 0.1, as the user wrote it. */
 double mui_as_written(float f);
 

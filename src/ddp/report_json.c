@@ -9,25 +9,9 @@ static void add_string(mui_text *t, const char *s)
 {
     if (s == NULL) {
         mui_text_add(t, "null");
-        return;
+    } else {
+        mui_text_add_json(t, s);
     }
-    mui_text_add(t, "\"");
-    while (*s != '\0') {
-        unsigned char b = (unsigned char)*s;
-        size_t n = b < 0x80 ? 1 : b < 0xe0 ? 2 : b < 0xf0 ? 3 : 4;
-        if (b == '"' || b == '\\') {
-            mui_text_add(t, "\\%c", b);
-        } else if (b < 0x20) {
-            mui_text_add(t, "\\u%04x", b);
-        } else if (strnlen(s, n) == n && mui_is_utf8(s, n)) {
-            mui_text_add(t, "%.*s", (int)n, s);
-        } else {
-            mui_text_add(t, "\\ufffd"); /* not UTF-8: one sign for each such byte */
-            n = 1;
-        }
-        s += n;
-    }
-    mui_text_add(t, "\"");
 }
 
 static void add_seconds(mui_text *t, const char *key, double seconds)

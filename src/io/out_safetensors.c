@@ -11,27 +11,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* PyTorch's names and the format's, in the reference's order of alignment. */
-static const struct type {
-    const char *torch, *name;
-} types[] = {
-    {"bool", "BOOL"},          {"uint8", "U8"},
-    {"int8", "I8"},            {"float8_e5m2", "F8_E5M2"},
-    {"float8_e4m3fn", "F8_E4M3"}, {"float8_e8m0fnu", "F8_E8M0"},
-    {"float8_e4m3fnuz", "F8_E4M3FNUZ"}, {"float8_e5m2fnuz", "F8_E5M2FNUZ"},
-    {"int16", "I16"},          {"uint16", "U16"},
-    {"float16", "F16"},        {"bfloat16", "BF16"},
-    {"int32", "I32"},          {"uint32", "U32"},
-    {"float32", "F32"},        {"complex64", "C64"},
-    {"float64", "F64"},        {"int64", "I64"},
-    {"uint64", "U64"},
-};
+/* The order of the data: the reference's, by falling alignment from the end. What shares bytes is not written. */
+static const char *const types[] = {"BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+                                    "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64"};
 enum { TYPES = sizeof(types) / sizeof(types[0]) };
 
+/* -1: the format does not have it. */
 static int type_of(const mui_out_tensor *t)
 {
-    int i = TYPES - 1;
-    while (i >= 0 && strcmp(types[i].torch, t->dtype->name) != 0) {
+    int i = t->dtype->safetensors != NULL ? TYPES - 1 : -1;
+    while (i >= 0 && strcmp(types[i], t->dtype->safetensors) != 0) {
         i--;
     }
     return i;
@@ -96,29 +85,6 @@ static int by_place(const void *a, const void *b)
     return x->type != y->type ? y->type - x->type : strcmp(x->tensor->name, y->tensor->name);
 }
 
-static void put_json(mui_text *out, const char *s)
-{
-    static const char *const escapes[] = {['\b'] = "\\b", ['\t'] = "\\t", ['\n'] = "\\n", ['\f'] = "\\f", ['\r'] = "\\r"};
-    mui_text_add(out, "\"");
-    for (size_t n = 0; *s != '\0'; s += n) {
-        unsigned char c = (unsigned char)*s;
-        n = 1;
-        if (c < sizeof(escapes) / sizeof(escapes[0]) && escapes[c] != NULL) {
-            mui_text_add(out, "%s", escapes[c]);
-        } else if (c < 0x20) {
-            mui_text_add(out, "\\u%04x", c);
-        } else if (c == '"' || c == '\\') {
-            mui_text_add(out, "\\%c", c);
-        } else {
-            while ((unsigned char)s[n] >= 0x20 && s[n] != '"' && s[n] != '\\') {
-                n++;
-            }
-            mui_text_add(out, "%.*s", (int)n, s);
-        }
-    }
-    mui_text_add(out, "\"");
-}
-
 static void put_header(mui_text *out, const item *items, size_t n)
 {
     uint64_t at = 0;
@@ -126,9 +92,9 @@ static void put_header(mui_text *out, const item *items, size_t n)
     for (size_t i = 0; i < n; i++) {
         if (items[i].kept != NULL) {
             mui_text_add(out, ",");
-            put_json(out, items[i].tensor->name);
+            mui_text_add_json(out, items[i].tensor->name);
             mui_text_add(out, ":");
-            put_json(out, items[i].kept);
+            mui_text_add_json(out, items[i].kept);
         }
     }
     mui_text_add(out, "}");
@@ -138,8 +104,8 @@ static void put_header(mui_text *out, const item *items, size_t n)
             continue;
         }
         mui_text_add(out, ",");
-        put_json(out, t->name);
-        mui_text_add(out, ":{\"dtype\":\"%s\",\"shape\":[", types[items[i].type].name);
+        mui_text_add_json(out, t->name);
+        mui_text_add(out, ":{\"dtype\":\"%s\",\"shape\":[", types[items[i].type]);
         for (int d = 0; d < t->ndim; d++) {
             mui_text_add(out, "%s%lld", d > 0 ? "," : "", (long long)t->dim[d]);
         }
