@@ -49,6 +49,7 @@ typedef struct side {
         int64_t index;  /* of names */
     } *sorted;          /* [named], by name */
     int64_t named;
+    bool *met;          /* [dict.count]: the other side has it */
     size_t prefix;      /* bytes of every name that are left out */
 } side;
 
@@ -64,16 +65,14 @@ static int by_name(const void *a, const void *b)
     return order != 0 ? order : x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* The index of the entry that is called prefix and then name; -1: there is none. */
-static int64_t find(const side *s, const char *prefix, const char *name)
+/* The index of the entry that is called name when the prefix is left out, which all names share, so that their order
+ * stays; -1: there is none. */
+static int64_t find(const side *s, const char *name)
 {
-    size_t n = strlen(prefix);
     int64_t low = 0, high = s->named;
     while (low < high) {
         int64_t middle = low + (high - low) / 2;
-        const char *have = s->sorted[middle].name;
-        int order = strncmp(have, prefix, n);
-        order = order == 0 ? strcmp(have + n, name) : order;
+        int order = strcmp(s->sorted[middle].name + s->prefix, name);
         if (order == 0) {
             return s->sorted[middle].index;
         }
@@ -97,7 +96,8 @@ static bool open_side(look *l, const diff_options *o, int which, side *s)
     size_t n = (size_t)s->dict.count;
     s->names = calloc(n > 0 ? n : 1, sizeof(*s->names));
     s->sorted = calloc(n > 0 ? n : 1, sizeof(*s->sorted));
-    if (s->names == NULL || s->sorted == NULL) {
+    s->met = calloc(n > 0 ? n : 1, sizeof(*s->met));
+    if (s->names == NULL || s->sorted == NULL || s->met == NULL) {
         cli_fail(l->command, CLI_FAILED, "out of memory");
         return false;
     }
@@ -116,11 +116,11 @@ static bool open_side(look *l, const diff_options *o, int which, side *s)
     return true;
 }
 
-static int64_t matches(const side *a, const side *b, size_t cut, const char *prefix_of_b)
+static int64_t matches(const side *a, const side *b)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < a->dict.count; i++) {
-        n += a->names[i] != NULL && strlen(a->names[i]) > cut && find(b, prefix_of_b, a->names[i] + cut) >= 0;
+        n += a->names[i] != NULL && strlen(a->names[i]) > a->prefix && find(b, a->names[i] + a->prefix) >= 0;
     }
     return n;
 }
@@ -129,7 +129,9 @@ static int64_t matches(const side *a, const side *b, size_t cut, const char *pre
  * chain, where that makes more names match. */
 static void find_prefix(side *a, side *b)
 {
-    int64_t best = matches(a, b, 0, "");
+    int64_t most = matches(a, b);
+    side *best = a;
+    size_t best_prefix = 0;
     for (int which = 0; which < 2; which++) {
         side *x = which == 0 ? a : b, *y = which == 0 ? b : a;
         if (x->named == 0) {
@@ -144,14 +146,17 @@ static void find_prefix(side *a, side *b)
             if (first[cut - 1] != '.') {
                 continue;
             }
-            int64_t m = matches(x, y, cut, "");
-            if (m > best) {
-                best = m;
-                a->prefix = which == 0 ? cut : 0;
-                b->prefix = which == 1 ? cut : 0;
+            x->prefix = cut;
+            int64_t m = matches(x, y);
+            if (m > most) {
+                most = m;
+                best = x;
+                best_prefix = cut;
             }
         }
+        x->prefix = 0;
     }
+    best->prefix = best_prefix;
 }
 
 typedef struct tally {
@@ -162,15 +167,6 @@ typedef struct tally {
 
 /* -- printing ----------------------------------------------------------------------------------------------------- */
 
-static void json_shape(json *j, const char *key, const mu_checkpoint_entry *e)
-{
-    json_open(j, key, '[');
-    for (int i = 0; i < e->dims.ndim; i++) {
-        json_int(j, NULL, e->dims.dim[i]);
-    }
-    json_close(j);
-}
-
 static void json_pair(json *j, const char *name, const mu_checkpoint_entry *a, const mu_checkpoint_entry *b,
                       const values_diff *d)
 {
@@ -179,8 +175,8 @@ static void json_pair(json *j, const char *name, const mu_checkpoint_entry *a, c
     json_text(j, "status", values_status_name(d->status));
     json_text(j, "dtype_a", a->dtype_name);
     json_text(j, "dtype_b", b->dtype_name);
-    json_shape(j, "shape_a", a);
-    json_shape(j, "shape_b", b);
+    json_ints(j, "shape_a", a->dims.dim, a->dims.ndim);
+    json_ints(j, "shape_b", b->dims.dim, b->dims.ndim);
     if (d->status == VALUES_EQUAL || d->status == VALUES_DIFFER) {
         json_int(j, "elements", d->elements);
         json_int(j, "differ", d->differ);
@@ -193,11 +189,7 @@ static void json_pair(json *j, const char *name, const mu_checkpoint_entry *a, c
             json_number(j, "max_rel", d->max_rel);
         }
         int64_t at[MU_MAX_DIMS];
-        json_open(j, "at", '[');
-        for (int i = 0; d->worst >= 0 && i < values_index(b->dims, d->worst, at); i++) {
-            json_int(j, NULL, at[i]);
-        }
-        json_close(j);
+        json_ints(j, "at", at, d->worst >= 0 ? values_index(b->dims, d->worst, at) : 0);
     } else {
         json_text(j, "why", d->why);
     }
@@ -268,16 +260,12 @@ static bool compare_pair(look *l, const diff_options *o, json *j, const side *a,
     return true;
 }
 
-static bool compare_all(look *l, const diff_options *o, json *j, const side *a, const side *b, bool *seen, tally *t)
+static bool compare_all(look *l, const diff_options *o, json *j, side *a, side *b, tally *t)
 {
-    char prefix[256] = "";
-    if (b->prefix > 0) {
-        snprintf(prefix, sizeof(prefix), "%.*s", (int)b->prefix, b->sorted[0].name);
-    }
     for (int64_t i = 0; i < a->dict.count; i++) {
-        int64_t at = a->names[i] == NULL ? -1 : find(b, prefix, name_of(a, i));
+        int64_t at = a->names[i] == NULL ? -1 : find(b, name_of(a, i));
         if (at >= 0) {
-            seen[at] = true;
+            a->met[i] = b->met[at] = true;
             if (!compare_pair(l, o, j, a, b, i, at, t)) {
                 return false;
             }
@@ -286,20 +274,14 @@ static bool compare_all(look *l, const diff_options *o, json *j, const side *a, 
     return true;
 }
 
-static void list_missing(json *j, const diff_options *o, const char *key, const side *a, const side *b, int which,
-                         const bool *seen, tally *t)
+static void list_missing(json *j, const diff_options *o, const char *key, const side *sides, int which, tally *t)
 {
-    const side *s = which == 0 ? a : b;
-    char prefix[256] = "";
-    if (b->prefix > 0) {
-        snprintf(prefix, sizeof(prefix), "%.*s", (int)b->prefix, b->sorted[0].name);
-    }
+    const side *s = &sides[which];
     if (o->json) {
         json_open(j, key, '[');
     }
     for (int64_t i = 0; i < s->dict.count; i++) {
-        bool there = s->names[i] == NULL || (which == 0 ? find(b, prefix, name_of(a, i)) >= 0 : seen[i]);
-        if (there) {
+        if (s->names[i] == NULL || s->met[i]) {
             continue;
         }
         t->only[which]++;
@@ -368,13 +350,8 @@ static bool run(look *l, const diff_options *o, side sides[2], bool *same)
         return false;
     }
     find_prefix(a, b);
-    bool *seen = calloc(b->dict.count > 0 ? (size_t)b->dict.count : 1, sizeof(*seen));
     tally t = {0};
     json j = {0};
-    if (seen == NULL) {
-        cli_fail(l->command, CLI_FAILED, "out of memory");
-        return false;
-    }
     if (o->json) {
         json_open(&j, NULL, '{');
         json_side(&j, "a", o, a, 0);
@@ -383,13 +360,13 @@ static bool run(look *l, const diff_options *o, side sides[2], bool *same)
     } else {
         print_sides(o, sides);
     }
-    bool good = compare_all(l, o, &j, a, b, seen, &t);
+    bool good = compare_all(l, o, &j, a, b, &t);
     if (good) {
         if (o->json) {
             json_close(&j);
         }
-        list_missing(&j, o, "only_in_a", a, b, 0, seen, &t);
-        list_missing(&j, o, "only_in_b", a, b, 1, seen, &t);
+        list_missing(&j, o, "only_in_a", sides, 0, &t);
+        list_missing(&j, o, "only_in_b", sides, 1, &t);
         *same = t.differ + t.shapes + t.incomparable + t.only[0] + t.only[1] + (o->dtypes ? t.dtypes : 0) == 0;
         if (o->json) {
             json_bool(&j, "same", *same);
@@ -406,7 +383,6 @@ static bool run(look *l, const diff_options *o, side sides[2], bool *same)
             print_summary(&t);
         }
     }
-    free(seen);
     return good;
 }
 
@@ -425,6 +401,7 @@ int cmd_diff(int argc, char **argv)
     for (int i = 0; i < 2; i++) {
         free(sides[i].names);
         free(sides[i].sorted);
+        free(sides[i].met);
     }
     code = look_end(&l, !good ? CLI_USAGE : same ? CLI_OK : CLI_FAILED);
     return !good ? CLI_USAGE : code; /* as diff(1): 1 means that both were read, and differ */

@@ -118,11 +118,7 @@ static bool json_entry(json *j, const look *l, mu_checkpoint_file *k, const insp
     json_open(j, NULL, '{');
     json_text(j, "name", e.name);
     json_text(j, "dtype", e.dtype_name);
-    json_open(j, "shape", '[');
-    for (int n = 0; n < e.dims.ndim; n++) {
-        json_int(j, NULL, e.dims.dim[n]);
-    }
-    json_close(j);
+    json_ints(j, "shape", e.dims.dim, e.dims.ndim);
     json_uint(j, "bytes", look_bytes(&e));
     json_text(j, "tied_to", e.tied_to);
     json_text(j, "location", e.location);

@@ -127,6 +127,15 @@ void json_int(json *j, const char *key, int64_t n)
     printf("%" PRId64, n);
 }
 
+void json_ints(json *j, const char *key, const int64_t *n, int count)
+{
+    json_open(j, key, '[');
+    for (int i = 0; i < count; i++) {
+        json_int(j, NULL, n[i]);
+    }
+    json_close(j);
+}
+
 void json_uint(json *j, const char *key, uint64_t n)
 {
     before(j, key);

@@ -26,6 +26,7 @@ void json_bool(json *j, const char *key, bool yes);
 void json_null(json *j, const char *key);
 /* Infinities, which JSON's numbers lack, as "inf" and "-inf", NaN as "nan". */
 void json_number(json *j, const char *key, double x);
+void json_ints(json *j, const char *key, const int64_t *n, int count); /* an array */
 /* An array of texts: NULL-terminated. */
 void json_texts(json *j, const char *key, const char *const *list);
 

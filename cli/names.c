@@ -264,11 +264,7 @@ static void json_parameter(json *j, const work *w, int64_t index)
     json_int(j, "index", index);
     json_text(j, "name", mu_checkpoint_name_in(w->file, &w->dict, i));
     json_text(j, "dtype", e.dtype_name);
-    json_open(j, "shape", '[');
-    for (int n = 0; n < e.dims.ndim; n++) {
-        json_int(j, NULL, e.dims.dim[n]);
-    }
-    json_close(j);
+    json_ints(j, "shape", e.dims.dim, e.dims.ndim);
     json_bool(j, "doubtful", w->verdicts[i - w->dict.first] == DOUBTFUL);
     json_close(j);
 }
