@@ -223,6 +223,14 @@ def diff():
         assert got["b"]["prefix_removed"] == "module." and got["b"]["key"] == "model" and got["a"]["prefix_removed"] == ""
         assert got["only_in_b"] == ["module.extra"] and got["only_in_a"] == [] and got["other_shapes"] == 1
         assert got["equal"] == len(state) - 1, got
+        # Both begin with a prefix; only one of the two is in the way. Prefixes may be long.
+        inner, outer = "model.", "module." * 40
+        w.save({inner + k: v for k, v in state.items()}, "inner.pt")
+        w.save({outer + inner + k: v for k, v in state.items()}, "outer.pt")
+        for pair in ("inner.pt", "outer.pt"), ("outer.pt", "inner.pt"):
+            got = w.json("diff", "../" + pair[0], "../" + pair[1])
+            removed = {pair[0]: got["a"]["prefix_removed"], pair[1]: got["b"]["prefix_removed"]}
+            assert removed["inner.pt"] == "" and outer.startswith(removed["outer.pt"]) and got["equal"] == len(state), got
         state = {k: v.clone() for k, v in state.items()}
         w.save({"G": state, "D": state}, "two.pt")
         done = w.run("diff", "../two.pt", "../s.pt")
