@@ -300,10 +300,7 @@ static void list_missing(json *j, const diff_options *o, const char *key, const 
 
 static void json_side(json *j, const char *key, const diff_options *o, const side *s, int which)
 {
-    char prefix[256] = "";
-    if (s->prefix > 0) {
-        snprintf(prefix, sizeof(prefix), "%.*s", (int)s->prefix, s->sorted[0].name);
-    }
+    char *prefix = strndup(s->prefix > 0 ? s->sorted[0].name : "", s->prefix);
     json_open(j, key, '{');
     json_text(j, "file", o->file[which]);
     json_text(j, "format", mu_checkpoint_format(s->file));
@@ -311,6 +308,7 @@ static void json_side(json *j, const char *key, const diff_options *o, const sid
     json_text(j, "prefix_removed", prefix);
     json_int(j, "tensors", s->named);
     json_close(j);
+    free(prefix);
 }
 
 static void print_sides(const diff_options *o, const side *sides)
