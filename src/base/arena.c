@@ -91,10 +91,18 @@ void *mui_arena_calloc(mui_arena *a, size_t count, size_t bytes)
 
 char *mui_arena_strdup(mui_arena *a, const char *s)
 {
-    size_t bytes = strlen(s) + 1;
-    char *copy = mui_arena_alloc(a, bytes);
+    return mui_arena_strndup(a, s, SIZE_MAX);
+}
+
+char *mui_arena_strndup(mui_arena *a, const char *s, size_t n)
+{
+    size_t length = n > 0 ? strnlen(s, n) : 0;
+    char *copy = mui_arena_alloc(a, length + 1);
     if (copy != NULL) {
-        memcpy(copy, s, bytes);
+        if (length > 0) {
+            memcpy(copy, s, length);
+        }
+        copy[length] = '\0';
     }
     return copy;
 }

@@ -17,6 +17,8 @@ void mui_arena_init(mui_arena *a, mu_context *c);
 void *mui_arena_alloc(mui_arena *a, size_t bytes);
 void *mui_arena_calloc(mui_arena *a, size_t count, size_t bytes);
 char *mui_arena_strdup(mui_arena *a, const char *s);
+/* At most n bytes of s, which need not end there; s may be NULL when n is 0. */
+char *mui_arena_strndup(mui_arena *a, const char *s, size_t n);
 void mui_arena_reset(mui_arena *a);
 void mui_arena_free(mui_arena *a);
 

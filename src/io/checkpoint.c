@@ -47,16 +47,8 @@ static mu_status set_place(mu_checkpoint_file *k, mui_storage_ref *r, const mui_
         return MU_OK;
     }
     size_t n = r->location.bytes < MUI_MAX_PLACE_BYTES ? r->location.bytes : MUI_MAX_PLACE_BYTES;
-    char *text = mui_arena_alloc(&k->texts, n + 1);
-    if (text == NULL) {
-        return mu_context_status(k->context);
-    }
-    if (n > 0) {
-        memcpy(text, r->location.data, n);
-    }
-    text[n] = '\0';
-    r->place = text;
-    return MU_OK;
+    r->place = mui_arena_strndup(&k->texts, r->location.data, n);
+    return r->place != NULL ? MU_OK : mu_context_status(k->context);
 }
 
 mu_status mui_refs_read(mu_checkpoint_file *k, bool legacy)

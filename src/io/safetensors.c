@@ -10,7 +10,6 @@
 #include <string.h>
 
 #define BAD(k, ...) mui_fail((k)->context, MU_ERR_FORMAT, __VA_ARGS__)
-#define SHOWN(name) ((int)(strlen(name) < 200 ? strlen(name) : 200)), (name)
 
 static int by_name(const void *a, const void *b)
 {
@@ -55,13 +54,14 @@ static mu_status check_layout(mu_checkpoint_file *k, mui_st_header *h, uint64_t 
     for (size_t i = 0; i < h->count; i++) {
         const mui_st_tensor *x = &h->tensors[i];
         if (x->begin > at) {
-            return BAD(k, "%s: tensor '%.*s' begins at byte %" PRIu64 " of the data, %" PRIu64
+            return BAD(k, "%s: tensor '%.200s' begins at byte %" PRIu64 " of the data, %" PRIu64
                           " were expected: the bytes between belong to no tensor",
-                       k->path, SHOWN(x->name), x->begin, at);
+                       k->path, x->name, x->begin, at);
         }
         if (x->begin < at) {
-            return BAD(k, "%s: tensor '%.*s' begins at byte %" PRIu64 " of the data, inside tensor '%.*s', which ends at %" PRIu64,
-                       k->path, SHOWN(x->name), x->begin, SHOWN(h->tensors[i - 1].name), at);
+            return BAD(k, "%s: tensor '%.200s' begins at byte %" PRIu64 " of the data, inside tensor '%.200s', which ends at "
+                          "%" PRIu64,
+                       k->path, x->name, x->begin, h->tensors[i - 1].name, at);
         }
         at = x->end;
     }
@@ -83,7 +83,7 @@ static mu_status check_names(mu_checkpoint_file *k, mui_st_header *h)
     sort(h, by_name);
     for (size_t i = 1; i < h->count; i++) {
         if (strcmp(h->tensors[i - 1].name, h->tensors[i].name) == 0) {
-            return BAD(k, "%s: the header describes tensor '%.*s' twice", k->path, SHOWN(h->tensors[i].name));
+            return BAD(k, "%s: the header describes tensor '%.200s' twice", k->path, h->tensors[i].name);
         }
     }
     return MU_OK;

@@ -17,17 +17,6 @@ typedef struct reading {
 } reading;
 
 #define BAD(r, ...) mui_fail((r)->json.context, MU_ERR_FORMAT, __VA_ARGS__)
-#define SHOWN(name) ((int)(strlen(name) < 200 ? strlen(name) : 200)), (name)
-
-static char *copy_text(mui_arena *a, const char *text, size_t bytes)
-{
-    char *copy = mui_arena_alloc(a, bytes + 1);
-    if (copy != NULL) {
-        memcpy(copy, text, bytes);
-        copy[bytes] = '\0';
-    }
-    return copy;
-}
 
 static const char *type_name(const json_t *v)
 {
@@ -42,13 +31,13 @@ static const char *type_name(const json_t *v)
 static bool natural(const reading *r, const char *name, const char *field, size_t i, const json_t *v, int64_t *out)
 {
     if (!json_is_integer(v)) {
-        BAD(r, "%s: tensor '%.*s': %s has %s at %zu, where an integer was expected", r->json.path, SHOWN(name), field,
+        BAD(r, "%s: tensor '%.200s': %s has %s at %zu, where an integer was expected", r->json.path, name, field,
             type_name(v), i);
         return false;
     }
     *out = json_integer_value(v);
     if (*out < 0) {
-        BAD(r, "%s: tensor '%.*s': %s is %" PRId64 " at %zu", r->json.path, SHOWN(name), field, *out, i);
+        BAD(r, "%s: tensor '%.200s': %s is %" PRId64 " at %zu", r->json.path, name, field, *out, i);
         return false;
     }
     return true;
@@ -58,11 +47,11 @@ static const json_t *field_of(const reading *r, const char *name, const json_t *
 {
     const json_t *v = json_object_get(o, field);
     if (v == NULL) {
-        BAD(r, "%s: tensor '%.*s' has no %s", r->json.path, SHOWN(name), field);
+        BAD(r, "%s: tensor '%.200s' has no %s", r->json.path, name, field);
         return NULL;
     }
     if (json_typeof(v) != type) {
-        BAD(r, "%s: tensor '%.*s': its %s is %s, %s was expected", r->json.path, SHOWN(name), field, type_name(v),
+        BAD(r, "%s: tensor '%.200s': its %s is %s, %s was expected", r->json.path, name, field, type_name(v),
             type == JSON_ARRAY ? "an array" : "a text");
         return NULL;
     }
@@ -73,7 +62,7 @@ static mu_status read_shape(const reading *r, const char *name, const json_t *sh
 {
     size_t n = json_array_size(shape);
     if (n > MUI_MAX_FILE_DIMS) {
-        return BAD(r, "%s: tensor '%.*s' has %zu dimensions, more than %d", r->json.path, SHOWN(name), n,
+        return BAD(r, "%s: tensor '%.200s' has %zu dimensions, more than %d", r->json.path, name, n,
                    MUI_MAX_FILE_DIMS);
     }
     t->dim = mui_arena_calloc(r->keep, 2 * n + 2, sizeof(*t->dim)); /* one more each: what is packed may need an axis */
@@ -88,7 +77,7 @@ static mu_status read_shape(const reading *r, const char *name, const json_t *sh
         }
         all *= t->dim[i] != 0; /* a shape like (2^62, 2^62, 0) has no elements, but no honest file has it either */
         if (__builtin_mul_overflow(nonzero, t->dim[i] != 0 ? t->dim[i] : 1, &nonzero) || nonzero > INT64_MAX / 64) {
-            return BAD(r, "%s: tensor '%.*s': its shape overflows 64 bits", r->json.path, SHOWN(name));
+            return BAD(r, "%s: tensor '%.200s': its shape overflows 64 bits", r->json.path, name);
         }
     }
     t->ndim = (int)n;
@@ -137,21 +126,21 @@ static mu_status check_size(const reading *r, const mui_st_tensor *x)
     const mui_file_tensor *t = x->tensor;
     uint64_t element_bits = t->dtype->packed_bits != 0 ? t->dtype->packed_bits : t->dtype->bytes * UINT64_C(8), bits = 0;
     if (x->begin > x->end) {
-        return BAD(r, "%s: tensor '%.*s' begins at byte %" PRIu64 " of the data and ends before, at %" PRIu64,
-                   r->json.path, SHOWN(x->name), x->begin, x->end);
+        return BAD(r, "%s: tensor '%.200s' begins at byte %" PRIu64 " of the data and ends before, at %" PRIu64,
+                   r->json.path, x->name, x->begin, x->end);
     }
     if (__builtin_mul_overflow((uint64_t)x->elements, element_bits, &bits)) {
-        return BAD(r, "%s: tensor '%.*s': its %" PRId64 " elements of %s overflow 64 bits", r->json.path, SHOWN(x->name),
+        return BAD(r, "%s: tensor '%.200s': its %" PRId64 " elements of %s overflow 64 bits", r->json.path, x->name,
                    x->elements, t->dtype->safetensors);
     }
     if (bits % 8 != 0) {
-        return BAD(r, "%s: tensor '%.*s': its %" PRId64 " elements of %s do not fill whole bytes", r->json.path,
-                   SHOWN(x->name), x->elements, t->dtype->safetensors);
+        return BAD(r, "%s: tensor '%.200s': its %" PRId64 " elements of %s do not fill whole bytes", r->json.path,
+                   x->name, x->elements, t->dtype->safetensors);
     }
     if (x->end - x->begin != bits / 8) {
-        return BAD(r, "%s: tensor '%.*s' has %" PRIu64 " bytes (data_offsets %" PRIu64 " to %" PRIu64 "), its %" PRId64
-                      " elements of %s need %" PRIu64,
-                   r->json.path, SHOWN(x->name), x->end - x->begin, x->begin, x->end, x->elements, t->dtype->safetensors,
+        return BAD(r, "%s: tensor '%.200s' has %" PRIu64 " bytes (data_offsets %" PRIu64 " to %" PRIu64
+                      "), its %" PRId64 " elements of %s need %" PRIu64,
+                   r->json.path, x->name, x->end - x->begin, x->begin, x->end, x->elements, t->dtype->safetensors,
                    bits / 8);
     }
     return MU_OK;
@@ -167,8 +156,8 @@ static void look_for_others(reading *r, const char *name, json_t *o)
         bool known = strcmp(key, "dtype") == 0 || strcmp(key, "shape") == 0 || strcmp(key, "data_offsets") == 0;
         if (!known && !r->warned) {
             r->warned = true;
-            mui_log(r->json.context, MU_LOG_WARN, "%s: tensor '%.*s' has a field '%.*s' that is not known; it is ignored",
-                    r->json.path, SHOWN(name), SHOWN(key));
+            mui_log(r->json.context, MU_LOG_WARN,
+                    "%s: tensor '%.200s' has a field '%.200s' that is not known; it is ignored", r->json.path, name, key);
         }
     }
 }
@@ -177,7 +166,7 @@ static mu_status read_fields(reading *r, mui_st_tensor *x, json_t *o)
 {
     const char *name = x->name;
     if (!json_is_object(o)) {
-        return BAD(r, "%s: tensor '%.*s' is described by %s, an object was expected", r->json.path, SHOWN(name),
+        return BAD(r, "%s: tensor '%.200s' is described by %s, an object was expected", r->json.path, name,
                    type_name(o));
     }
     const json_t *dtype = field_of(r, name, o, "dtype", JSON_STRING);
@@ -189,7 +178,7 @@ static mu_status read_fields(reading *r, mui_st_tensor *x, json_t *o)
     mui_file_tensor *t = x->tensor;
     t->dtype = mui_torch_dtype_of_safetensors(json_string_value(dtype));
     if (t->dtype == NULL) {
-        return BAD(r, "%s: tensor '%.*s' is of type '%.60s', which safetensors does not have", r->json.path, SHOWN(name),
+        return BAD(r, "%s: tensor '%.200s' is of type '%.60s', which safetensors does not have", r->json.path, name,
                    json_string_value(dtype));
     }
     mu_status s = read_shape(r, name, shape, t, &x->elements);
@@ -198,7 +187,7 @@ static mu_status read_fields(reading *r, mui_st_tensor *x, json_t *o)
     }
     int64_t ends[2] = {0, 0};
     if (json_array_size(offsets) != 2) {
-        return BAD(r, "%s: tensor '%.*s': its data_offsets are %zu numbers, 2 were expected", r->json.path, SHOWN(name),
+        return BAD(r, "%s: tensor '%.200s': its data_offsets are %zu numbers, 2 were expected", r->json.path, name,
                    json_array_size(offsets));
     }
     for (size_t i = 0; i < 2; i++) {
@@ -232,14 +221,14 @@ static mu_status read_tensor(reading *r, const mui_json_member *m)
         return MU_ERR_NOMEM;
     }
     mui_st_tensor *x = &h->tensors[h->count];
-    *x = (mui_st_tensor){.name = copy_text(r->keep, m->name, m->name_bytes),
+    *x = (mui_st_tensor){.name = mui_arena_strdup(r->keep, m->name),
                          .tensor = mui_arena_calloc(r->keep, 1, sizeof(*x->tensor)),
                          .index = h->count};
     if (x->name == NULL || x->tensor == NULL) {
         return mu_context_status(r->json.context);
     }
     char what[240];
-    snprintf(what, sizeof(what), "tensor '%.*s'", SHOWN(x->name));
+    snprintf(what, sizeof(what), "tensor '%.200s'", x->name);
     json_t *o = mui_json_value(&r->json, m, what);
     if (o == NULL) {
         return mu_context_status(r->json.context);
@@ -262,12 +251,12 @@ static mu_status read_pair(reading *r, mui_json *inner, const mui_json_member *m
     mui_st_header *h = r->h;
     json_t *v = m->value[0] == '"' ? mui_json_value(inner, m, "a text") : NULL;
     if (v == NULL) {
-        return mui_failed(h->context) ? mu_context_status(h->context)
-                                      : BAD(r, "%s: __metadata__ has something other than a text under '%.*s', at byte %zu",
-                                            r->json.path, SHOWN(m->name), inner->base + m->at);
+        return mui_failed(h->context)
+                   ? mu_context_status(h->context)
+                   : BAD(r, "%s: __metadata__ has something other than a text under '%.200s', at byte %zu", r->json.path,
+                         m->name, inner->base + m->at);
     }
-    mui_st_pair p = {copy_text(&h->scratch, m->name, m->name_bytes),
-                     copy_text(&h->scratch, json_string_value(v), json_string_length(v))};
+    mui_st_pair p = {mui_arena_strdup(&h->scratch, m->name), mui_arena_strdup(&h->scratch, json_string_value(v))};
     json_decref(v);
     if (p.key == NULL || p.value == NULL || !MUI_GROW(h->context, h->pairs, h->pair_count, h->pair_capacity)) {
         return mu_context_status(h->context);
@@ -299,7 +288,7 @@ static mu_status read_metadata(reading *r, const mui_json_member *m)
     }
     for (size_t i = 1; s == MU_OK && i < h->pair_count; i++) {
         if (strcmp(h->pairs[i - 1].key, h->pairs[i].key) == 0) {
-            s = BAD(r, "%s: __metadata__ has '%.*s' twice", r->json.path, SHOWN(h->pairs[i].key));
+            s = BAD(r, "%s: __metadata__ has '%.200s' twice", r->json.path, h->pairs[i].key);
         }
     }
     return s;

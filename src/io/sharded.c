@@ -13,7 +13,6 @@
 #define MAX_FILE_NAME 255
 
 #define BAD(k, ...) mui_fail((k)->context, MU_ERR_FORMAT, __VA_ARGS__)
-#define SHOWN(name) ((int)(strlen(name) < 200 ? strlen(name) : 200)), (name)
 
 /* What the index says of one tensor. */
 typedef struct promise {
@@ -33,23 +32,13 @@ typedef struct list {
 static mu_status check_file(mu_checkpoint_file *k, const char *name, const char *file, size_t bytes)
 {
     if (bytes == 0 || bytes > MAX_FILE_NAME || strcmp(file, ".") == 0 || strcmp(file, "..") == 0) {
-        return BAD(k, "%s: the index has tensor '%.*s' in '%.60s', which is no file's name", k->path, SHOWN(name), file);
+        return BAD(k, "%s: the index has tensor '%.200s' in '%.60s', which is no file's name", k->path, name, file);
     }
     if (strchr(file, '/') != NULL || strchr(file, '\\') != NULL) {
-        return BAD(k, "%s: the index has tensor '%.*s' in '%.200s', outside its own folder: refused", k->path,
-                   SHOWN(name), file);
+        return BAD(k, "%s: the index has tensor '%.200s' in '%.200s', outside its own folder: refused", k->path,
+                   name, file);
     }
     return MU_OK;
-}
-
-static char *copy_text(mu_checkpoint_file *k, const char *text, size_t bytes)
-{
-    char *copy = mui_arena_alloc(&k->tree.arena, bytes + 1);
-    if (copy != NULL) {
-        memcpy(copy, text, bytes);
-        copy[bytes] = '\0';
-    }
-    return copy;
 }
 
 static mu_status read_promise(mu_checkpoint_file *k, const mui_json *j, const mui_json_member *m, list *l)
@@ -62,9 +51,10 @@ static mu_status read_promise(mu_checkpoint_file *k, const mui_json *j, const mu
     }
     json_t *v = m->value[0] == '"' ? mui_json_value(j, m, "a file's name") : NULL;
     if (v == NULL) {
-        return mui_failed(k->context) ? mu_context_status(k->context)
-                                      : BAD(k, "%s: the weight map has something other than a file's name for '%.*s', at byte %zu",
-                                            k->path, SHOWN(m->name), j->base + m->at);
+        return mui_failed(k->context)
+                   ? mu_context_status(k->context)
+                   : BAD(k, "%s: the weight map has something other than a file's name for '%.200s', at byte %zu", k->path,
+                         m->name, j->base + m->at);
     }
     const char *file = json_string_value(v);
     mu_status s = check_file(k, m->name, file, json_string_length(v));
@@ -73,9 +63,9 @@ static mu_status read_promise(mu_checkpoint_file *k, const mui_json *j, const mu
     }
     if (s == MU_OK) {
         promise *last = l->count > 0 ? &l->items[l->count - 1] : NULL;
-        promise p = {.name = copy_text(k, m->name, m->name_bytes), .index = l->count};
+        promise p = {.name = mui_arena_strdup(&k->tree.arena, m->name), .index = l->count};
         /* Neighbours mostly lie in one file, whose name is kept once. */
-        p.file = last != NULL && strcmp(last->file, file) == 0 ? last->file : copy_text(k, file, json_string_length(v));
+        p.file = last != NULL && strcmp(last->file, file) == 0 ? last->file : mui_arena_strdup(&k->tree.arena, file);
         s = p.name != NULL && p.file != NULL ? MU_OK : mu_context_status(k->context);
         l->items[l->count] = p;
         l->count += s == MU_OK;
@@ -167,7 +157,7 @@ static mu_status check_names(mu_checkpoint_file *k, const list *l)
     qsort(l->items, l->count, sizeof(*l->items), by_name);
     for (size_t i = 1; i < l->count; i++) {
         if (strcmp(l->items[i - 1].name, l->items[i].name) == 0) {
-            return BAD(k, "%s: the index names tensor '%.*s' twice", k->path, SHOWN(l->items[i].name));
+            return BAD(k, "%s: the index names tensor '%.200s' twice", k->path, l->items[i].name);
         }
     }
     return MU_OK;
@@ -199,7 +189,7 @@ typedef struct others {
 static void add_other(others *o, const mui_entry *e, const char *file)
 {
     if (o->count++ < 3) {
-        mui_text_add(&o->names, "%s'%.*s' in %s", o->count > 1 ? ", " : "", SHOWN(e->name), file);
+        mui_text_add(&o->names, "%s'%.200s' in %s", o->count > 1 ? ", " : "", e->name, file);
     }
 }
 
@@ -250,7 +240,7 @@ static mu_status match_shard(mu_checkpoint_file *k, matching *g, const mu_checkp
             s = take_other(k, g, shard, sorted[i], file);
         }
         if (s == MU_OK && (i == n || strcmp(sorted[i]->name, first->name) != 0)) {
-            s = BAD(k, "%s: tensor '%.*s', which the index has in '%s', is not there", k->path, SHOWN(first->name), file);
+            s = BAD(k, "%s: tensor '%.200s', which the index has in '%s', is not there", k->path, first->name, file);
         } else if (s == MU_OK) {
             first->found = sorted[i++];
         }

@@ -189,11 +189,10 @@ static range range_below(const mu_checkpoint_file *k, const char *path)
 static mu_status find_by_key(mu_checkpoint_file *k, const char *key, mu_state_dict *out)
 {
     size_t n = strlen(key);
-    char *path = mui_arena_alloc(&k->texts, n + 1);
+    char *path = mui_arena_strdup(&k->texts, key);
     if (path == NULL) {
         return mu_context_status(k->context);
     }
-    memcpy(path, key, n + 1);
     range r = {0};
     for (int i = 0; i < 2 && r.end == 0; i++) {
         if (i == 1) {

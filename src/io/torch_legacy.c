@@ -70,13 +70,10 @@ static mu_status list_blobs(mu_checkpoint_file *k)
         if (key->kind != MUI_STR || memchr(key->text.data, '\0', key->text.bytes) != NULL) {
             return mui_fail(k->context, MU_ERR_FORMAT, "%s: storage key %zu is not a text", k->path, i);
         }
-        char *copy = mui_arena_alloc(&k->texts, key->text.bytes + 1);
-        if (copy == NULL) {
+        k->blobs[i].key = mui_arena_strndup(&k->texts, key->text.data, key->text.bytes);
+        if (k->blobs[i].key == NULL) {
             return mu_context_status(k->context);
         }
-        memcpy(copy, key->text.data, key->text.bytes);
-        copy[key->text.bytes] = '\0';
-        k->blobs[i].key = copy;
     }
     k->blob_count = list->seq.count;
     if (k->blob_count > 0) {

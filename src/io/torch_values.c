@@ -344,13 +344,11 @@ static mui_tensor_verdict read_device_numpy(const mui_meaning *w, const mui_valu
     if (verdict == MUI_IS_TENSOR && out->storage != NULL && device->kind == MUI_STR) {
         size_t n = device->text.bytes < MUI_MAX_PLACE_BYTES ? device->text.bytes : MUI_MAX_PLACE_BYTES;
         mui_storage_ref *ref = mui_arena_alloc(w->arena, sizeof(*ref));
-        char *place = mui_arena_alloc(w->arena, n + 1);
+        const char *place = mui_arena_strndup(w->arena, device->text.data, n);
         if (ref == NULL || place == NULL) {
             snprintf(problem_text, problem_bytes, "out of memory");
             return MUI_BROKEN;
         }
-        memcpy(place, device->text.data, n);
-        place[n] = '\0';
         *ref = *out->storage;
         ref->place = place;
         out->storage = ref;
