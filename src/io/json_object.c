@@ -69,7 +69,7 @@ static json_t *parse(const mui_json *j, const char *text, size_t bytes, size_t a
 mu_status mui_json_begin(mui_json *j)
 {
     j->at = 0;
-    j->members = 0;
+    j->begun = false;
     j->name = NULL;
     skip_space(j);
     if (j->at == j->bytes || j->text[j->at] != '{') {
@@ -79,23 +79,9 @@ mu_status mui_json_begin(mui_json *j)
     return MU_OK;
 }
 
-static mu_status end(mui_json *j, bool *more)
+static mu_status read_member(mui_json *j, mui_json_member *m)
 {
-    j->at++;
-    skip_space(j);
-    mui_json_end(j);
-    *more = false;
-    return j->at == j->bytes ? MU_OK : expected(j, "its end");
-}
-
-mu_status mui_json_next(mui_json *j, bool *more, mui_json_member *m)
-{
-    mui_json_end(j);
-    skip_space(j);
-    if (j->at < j->bytes && j->text[j->at] == '}') {
-        return end(j, more);
-    }
-    if (j->members > 0) {
+    if (j->begun) {
         if (j->at == j->bytes || j->text[j->at] != ',') {
             return expected(j, "',' or '}'");
         }
@@ -103,7 +89,7 @@ mu_status mui_json_next(mui_json *j, bool *more, mui_json_member *m)
         skip_space(j);
     }
     if (j->at == j->bytes || j->text[j->at] != '"') {
-        return expected(j, j->members > 0 ? "a name in quotes" : "a name in quotes or '}'");
+        return expected(j, j->begun ? "a name in quotes" : "a name in quotes or '}'");
     }
     size_t start = j->at, stop = value_end(j);
     if (stop - start > MUI_JSON_MAX_VALUE) {
@@ -128,9 +114,34 @@ mu_status mui_json_next(mui_json *j, bool *more, mui_json_member *m)
                            .value_bytes = stop - start,
                            .at = start};
     j->at = stop;
-    j->members = 1;
-    *more = true;
+    j->begun = true;
     return stop > start ? MU_OK : expected(j, "a value");
+}
+
+static void drop_name(mui_json *j)
+{
+    json_decref(j->name);
+    j->name = NULL;
+}
+
+bool mui_json_next(mui_json *j, mui_json_member *m, mu_status *s)
+{
+    drop_name(j);
+    if (*s != MU_OK) {
+        return false;
+    }
+    skip_space(j);
+    if (j->at < j->bytes && j->text[j->at] == '}') {
+        j->at++;
+        skip_space(j);
+        *s = j->at == j->bytes ? MU_OK : expected(j, "its end");
+        return false;
+    }
+    *s = read_member(j, m);
+    if (*s != MU_OK) {
+        drop_name(j);
+    }
+    return *s == MU_OK;
 }
 
 json_t *mui_json_value(const mui_json *j, const mui_json_member *m, const char *what)
@@ -151,10 +162,4 @@ mui_json mui_json_inner(const mui_json *j, const mui_json_member *m, const char 
                       .text = m->value,
                       .bytes = m->value_bytes,
                       .base = j->base + m->at};
-}
-
-void mui_json_end(mui_json *j)
-{
-    json_decref(j->name);
-    j->name = NULL;
 }

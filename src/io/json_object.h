@@ -19,8 +19,8 @@ typedef struct mui_json {
     size_t bytes;
     size_t base; /* of text in the file, for messages */
     size_t at;   /* of the next byte */
-    json_t *name;
-    int members;
+    json_t *name; /* of the member */
+    bool begun;   /* a member was there */
 } mui_json;
 
 typedef struct mui_json_member {
@@ -31,16 +31,18 @@ typedef struct mui_json_member {
     size_t at;         /* of value in text */
 } mui_json_member;
 
-/* text must be one object and nothing else but white space. */
+/* text must be one object and nothing else but white space:
+ *     mu_status s = mui_json_begin(&j);
+ *     while (mui_json_next(&j, &m, &s)) {
+ *         s = ...;
+ *     }
+ * The walk ends after the last member, or with the first error, which is then in *s; only so is nothing left to free. */
 mu_status mui_json_begin(mui_json *j) MU_MUST_USE;
-/* *more false: the object ended well. */
-mu_status mui_json_next(mui_json *j, bool *more, mui_json_member *m) MU_MUST_USE;
+bool mui_json_next(mui_json *j, mui_json_member *m, mu_status *s) MU_MUST_USE;
 /* The value as jansson understands it, to be dropped with json_decref; NULL with an error. Objects inside do not repeat
  * names. what says in messages whose it is. */
 json_t *mui_json_value(const mui_json *j, const mui_json_member *m, const char *what);
-/* The value as an object to walk: inner->what is set by the caller. */
+/* The value as an object to walk, with this name in messages. */
 mui_json mui_json_inner(const mui_json *j, const mui_json_member *m, const char *what);
-/* For leaving a walk before its end; allowed after one too. */
-void mui_json_end(mui_json *j);
 
 #endif

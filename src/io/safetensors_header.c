@@ -273,16 +273,11 @@ static mu_status read_metadata(reading *r, const mui_json_member *m)
     }
     r->has_metadata = true;
     mui_json inner = mui_json_inner(&r->json, m, "__metadata__");
+    mui_json_member pair;
     mu_status s = mui_json_begin(&inner);
-    bool more = s == MU_OK;
-    while (s == MU_OK && more) {
-        mui_json_member pair;
-        s = mui_json_next(&inner, &more, &pair);
-        if (s == MU_OK && more) {
-            s = read_pair(r, &inner, &pair);
-        }
+    while (mui_json_next(&inner, &pair, &s)) {
+        s = read_pair(r, &inner, &pair);
     }
-    mui_json_end(&inner);
     if (s == MU_OK && h->pair_count > 1) {
         qsort(h->pairs, h->pair_count, sizeof(*h->pairs), by_key);
     }
@@ -302,16 +297,11 @@ mu_status mui_st_header_read(mu_context *c, const char *path, const char *text, 
     reading r = {.json = {.context = c, .path = path, .what = "the header", .text = text, .bytes = bytes, .base = 8},
                  .keep = keep,
                  .h = out};
+    mui_json_member m;
     mu_status s = mui_json_begin(&r.json);
-    bool more = s == MU_OK;
-    while (s == MU_OK && more) {
-        mui_json_member m;
-        s = mui_json_next(&r.json, &more, &m);
-        if (s == MU_OK && more) {
-            s = strcmp(m.name, "__metadata__") == 0 ? read_metadata(&r, &m) : read_tensor(&r, &m);
-        }
+    while (mui_json_next(&r.json, &m, &s)) {
+        s = strcmp(m.name, "__metadata__") == 0 ? read_metadata(&r, &m) : read_tensor(&r, &m);
     }
-    mui_json_end(&r.json);
     return s;
 }
 

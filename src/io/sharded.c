@@ -77,16 +77,11 @@ static mu_status read_promise(mu_checkpoint_file *k, const mui_json *j, const mu
 static mu_status read_weight_map(mu_checkpoint_file *k, const mui_json *outer, const mui_json_member *m, list *l)
 {
     mui_json j = mui_json_inner(outer, m, "the weight map");
+    mui_json_member member;
     mu_status s = mui_json_begin(&j);
-    bool more = s == MU_OK;
-    while (s == MU_OK && more) {
-        mui_json_member member;
-        s = mui_json_next(&j, &more, &member);
-        if (s == MU_OK && more) {
-            s = read_promise(k, &j, &member, l);
-        }
+    while (mui_json_next(&j, &member, &s)) {
+        s = read_promise(k, &j, &member, l);
     }
-    mui_json_end(&j);
     return s;
 }
 
@@ -102,14 +97,9 @@ static mu_status read_index(mu_checkpoint_file *k, list *l)
                         k->map.bytes, (unsigned long long)k->limits.header_bytes);
     }
     bool has_map = false;
+    mui_json_member m;
     mu_status s = mui_json_begin(&j);
-    bool more = s == MU_OK;
-    while (s == MU_OK && more) {
-        mui_json_member m;
-        s = mui_json_next(&j, &more, &m);
-        if (s != MU_OK || !more) {
-            break;
-        }
+    while (mui_json_next(&j, &m, &s)) {
         if (strcmp(m.name, "weight_map") == 0) {
             s = has_map ? BAD(k, "%s: the index has two weight maps", k->path) : read_weight_map(k, &j, &m, l);
             has_map = true;
@@ -119,7 +109,6 @@ static mu_status read_index(mu_checkpoint_file *k, list *l)
             json_decref(v);
         }
     }
-    mui_json_end(&j);
     if (s == MU_OK && l->count == 0) {
         s = BAD(k, "%s: a JSON file whose weight_map %s, so no index of a sharded checkpoint", k->path,
                 has_map ? "is empty" : "is not at its top");
