@@ -127,7 +127,7 @@ static mu_status add_tensors(mu_checkpoint_file *k, mui_st_header *h, const unsi
         k->refs[i] = (mui_storage_ref){.blob = &k->blobs[i],
                                        .dtype = x->tensor->dtype,
                                        .elements = x->elements,
-                                       .location = {"", 0}};
+                                       .place = ""};
         x->tensor->storage = &k->refs[i];
         mu_status s = mui_tree_add(&k->tree, x->name, x->tensor);
         if (s != MU_OK) {

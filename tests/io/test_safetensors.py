@@ -129,6 +129,7 @@ def loads():
     got = inspect("tied")
     check([(t["name"], t["tied_to"]) for t in got["tensors"]] == [("a.bias", None), ("a.weight", None), ("b.bias", None),
                                                                  ("b.weight", "a.weight")], "ties are shown")
+    check([t["location"] for t in got["tensors"]] == [""] * 4, "the format has no locations: %s" % got["tensors"])
     r = tool("convert", "tied", "tied", "out.pt")
     out = torch.load("out.pt") if r.returncode == 0 else {}
     check(r.returncode == 0 and torch.equal(out["b.weight"], w), "ties are loaded: " + r.stderr)
