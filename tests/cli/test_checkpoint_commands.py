@@ -223,6 +223,11 @@ def diff():
         assert got["b"]["prefix_removed"] == "module." and got["b"]["key"] == "model" and got["a"]["prefix_removed"] == ""
         assert got["only_in_b"] == ["module.extra"] and got["only_in_a"] == [] and got["other_shapes"] == 1
         assert got["equal"] == len(state) - 1, got
+        sparse = w.save({"s": torch.eye(3).to_sparse(), "w": torch.ones(2)}, "sparse.pt")
+        got = w.json("diff", sparse, sparse, code=1)
+        assert got["incomparable"] == 1 and got["equal"] == 1, got
+        assert {t["name"]: (t["status"], "sparse" in (t.get("why") or "")) for t in got["tensors"]}["s"] == \
+            ("incomparable", True), got
         # Both begin with a prefix; only one of the two is in the way. Prefixes may be long.
         inner, outer = "model.", "module." * 40
         w.save({inner + k: v for k, v in state.items()}, "inner.pt")
@@ -269,6 +274,9 @@ def verify():
         assert w.run("verify", path).returncode == 0 and w.run("verify", "--finite", path).returncode == 1
         assert w.run("verify", "--finite", w.save(small().state_dict())).returncode == 0
         assert w.json("verify", "--no-checksum", path)["checksums"] == 0
+        # A tensor that cannot be read is counted, and not taken for a damaged file.
+        got = w.json("verify", w.save({"s": torch.eye(3).to_sparse(), "w": torch.ones(2)}, "sparse.pt"))
+        assert got["ok"] and got["without_data"] == 1 and got["tensors"] == 2 and got["elements"] == 2, got
         legacy = w.save(odd, "l.pt", _use_new_zipfile_serialization=False)
         with open(legacy, "ab") as f:
             f.write(b"12345")
