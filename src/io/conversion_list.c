@@ -8,11 +8,6 @@
 
 #define MAX_VERSION 1000000
 
-static bool is_float(const mui_torch_dtype *d)
-{
-    return d->exact && (d->carrier == MU_F32 || d->carrier == MU_F64 || d->carrier == MU_F16 || d->carrier == MU_BF16);
-}
-
 /* -- names -------------------------------------------------------------------------------------------------------- */
 
 /* A part of a file that is one tensor has no name below itself: the last part of its path, or "tensor". A dict's key may
@@ -224,7 +219,7 @@ static mu_status add_tensors(mui_conversion *v, const char *const *names, size_t
         mui_out_tensor t = {.name = names[i], .dtype = e->tensor->dtype, .ndim = e->tensor->ndim, .dim = e->tensor->dim,
                             .same_as = first[root] - 1,
                             .quantization = quantization_of(v, v->entries[i])};
-        if (floats != NULL && is_float(t.dtype) && t.dtype != floats) {
+        if (floats != NULL && mui_torch_dtype_is_float(t.dtype) && t.dtype != floats) {
             t.dtype = floats;
             v->report.converted++;
         }

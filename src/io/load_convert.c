@@ -25,11 +25,6 @@ static int64_t int_at(mu_dtype t, const void *p, int64_t i)
     }
 }
 
-static bool is_float(mu_dtype t)
-{
-    return t == MU_F32 || t == MU_F64 || t == MU_F16 || t == MU_BF16;
-}
-
 /* Towards zero, as C and PyTorch do; what no int64 can hold becomes the nearest one, NaN becomes 0. */
 static int64_t truncated(double v)
 {
@@ -50,7 +45,7 @@ mu_status mui_convert(mu_context *c, mu_dtype from, mu_dtype to, int64_t n, cons
     if (!mui_can_convert(from, to)) {
         return mui_fail(c, MU_ERR_DTYPE, "%s cannot be loaded as %s", mu_dtype_name(from), mu_dtype_name(to));
     }
-    if (to == MU_F32 && is_float(from)) {
+    if (to == MU_F32 && mui_is_float(from)) {
         return mui_to_float(c, from, n, src, dst);
     }
     for (int64_t i = 0; to == MU_F32 && i < n; i++) {
@@ -60,7 +55,7 @@ mu_status mui_convert(mu_context *c, mu_dtype from, mu_dtype to, int64_t n, cons
         float f = 0;
         if (from == MU_F64) {
             ((int64_t *)dst)[i] = truncated(((const double *)src)[i]);
-        } else if (is_float(from)) {
+        } else if (mui_is_float(from)) {
             mu_status s = mui_to_float(c, from, 1, (const char *)src + (size_t)i * mu_dtype_bytes(from), &f);
             if (s != MU_OK) {
                 return s;

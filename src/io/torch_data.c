@@ -148,12 +148,6 @@ static void flip_signs(char *data, size_t bytes, size_t width, bool imaginary_on
     }
 }
 
-static bool is_real(const mui_torch_dtype *d)
-{
-    return d->exact &&
-           (d->carrier == MU_F32 || d->carrier == MU_F64 || d->carrier == MU_F16 || d->carrier == MU_BF16);
-}
-
 static bool is_contiguous(const mui_view *v)
 {
     return v->ndim == 0 || (v->ndim == 1 && v->stride[0] == 1);
@@ -169,7 +163,7 @@ mu_status mui_elements_open(mu_checkpoint_file *k, const char *name, const mui_f
         return s;
     }
     bool is_complex = t->dtype->carrier == MU_C64 || t->dtype->carrier == MU_C128;
-    if ((t->conjugate && !is_complex) || (t->negative && !is_real(t->dtype) && !is_complex)) {
+    if ((t->conjugate && !is_complex) || (t->negative && !mui_torch_dtype_is_float(t->dtype) && !is_complex)) {
         return mui_fail(k->context, MU_ERR_FORMAT, "%s: tensor '%s' of %s is marked as conjugate or negative", k->path,
                         name, t->dtype->name);
     }

@@ -1,5 +1,6 @@
 /* The table of element types. */
 #include "io/torch_dtype.h"
+#include "tensor/tensor.h"
 
 #include <string.h>
 
@@ -42,7 +43,7 @@ const mui_torch_dtype *mui_torch_dtype_of_storage(const mui_value *g)
         return NULL;
     }
     if (mui_torch_is_untyped_storage(g)) {
-        return mui_torch_dtype_bytes();
+        return mui_torch_dtype_for(MU_U8);
     }
     if (!mui_slice_is(g->global.module, "torch") && !mui_slice_is(g->global.module, "torch.cuda") &&
         !mui_slice_is(g->global.module, "torch.storage")) {
@@ -92,11 +93,6 @@ bool mui_torch_is_untyped_storage(const mui_value *g)
            mui_global_is(g, "torch.storage", "_UntypedStorage");
 }
 
-const mui_torch_dtype *mui_torch_dtype_bytes(void)
-{
-    return &table[8];
-}
-
 const mui_torch_dtype *mui_torch_dtype_for(mu_dtype t)
 {
     for (size_t i = 0; i < COUNT; i++) {
@@ -105,4 +101,9 @@ const mui_torch_dtype *mui_torch_dtype_for(mu_dtype t)
         }
     }
     return NULL;
+}
+
+bool mui_torch_dtype_is_float(const mui_torch_dtype *d)
+{
+    return d->exact && mui_is_float(d->carrier);
 }

@@ -21,9 +21,10 @@ const mui_torch_dtype *mui_torch_dtype_of_storage(const mui_value *global); /* N
 const mui_torch_dtype *mui_torch_dtype_of_name(const mui_value *global);    /* torch.float32 and so on */
 const mui_torch_dtype *mui_torch_dtype_of_safetensors(const char *name);    /* "F32" and so on */
 const mui_torch_dtype *mui_torch_dtype_named(const char *name);             /* "float32" and so on */
-bool mui_torch_is_untyped_storage(const mui_value *global);
-const mui_torch_dtype *mui_torch_dtype_bytes(void); /* uint8, which untyped storages hold */
+bool mui_torch_is_untyped_storage(const mui_value *global); /* which holds uint8 */
 /* Of a type that Muster has. */
 const mui_torch_dtype *mui_torch_dtype_for(mu_dtype t);
+/* One of the floating types that Muster has. */
+bool mui_torch_dtype_is_float(const mui_torch_dtype *d);
 
 #endif

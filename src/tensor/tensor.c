@@ -234,7 +234,7 @@ void mui_tensor_touch(mu_tensor *t)
     }
 }
 
-static bool is_float(mu_dtype t)
+bool mui_is_float(mu_dtype t)
 {
     return t == MU_F32 || t == MU_F64 || t == MU_F16 || t == MU_BF16;
 }
@@ -250,7 +250,7 @@ mu_status mu_tensor_read(const mu_tensor *t, float *out, int64_t elements)
     if (t->dtype == MU_F32) {
         return copy_out(t, out);
     }
-    if (!is_float(t->dtype)) {
+    if (!mui_is_float(t->dtype)) {
         return mui_fail(t->context, MU_ERR_DTYPE, "a tensor of %s is read with mu_tensor_read_i64, not as float",
                         mu_dtype_name(t->dtype));
     }
@@ -289,7 +289,7 @@ mu_status mu_tensor_read_i64(const mu_tensor *t, int64_t *out, int64_t elements)
     if (readable(t) != MU_OK || count_fits(t, elements) != MU_OK) {
         return mu_context_status(t->context);
     }
-    if (is_float(t->dtype) || t->dtype == MU_C64 || t->dtype == MU_C128) {
+    if (mui_is_float(t->dtype) || t->dtype == MU_C64 || t->dtype == MU_C128) {
         return mui_fail(t->context, MU_ERR_DTYPE, "a tensor of %s cannot be read as integers", mu_dtype_name(t->dtype));
     }
     if (t->dtype == MU_I64) {
@@ -319,7 +319,7 @@ mu_status mu_tensor_write(mu_tensor *t, const float *in, int64_t elements)
     if (t->dtype == MU_F32) {
         return copy_in(t, in);
     }
-    if (!is_float(t->dtype)) {
+    if (!mui_is_float(t->dtype)) {
         return mui_fail(t->context, MU_ERR_DTYPE, "a tensor of %s cannot be written from float",
                         mu_dtype_name(t->dtype));
     }
@@ -340,7 +340,7 @@ float mu_tensor_item(const mu_tensor *t)
     if (t == NULL) {
         return NAN;
     }
-    if (is_float(t->dtype)) {
+    if (mui_is_float(t->dtype)) {
         float value = NAN;
         return mu_tensor_read(t, &value, 1) == MU_OK ? value : NAN;
     }

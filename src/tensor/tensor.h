@@ -59,6 +59,8 @@ const char *mui_dims_text(mu_dims dims, char out[MUI_DIMS_TEXT]);
 /* Says that the elements were overwritten in place. */
 void mui_tensor_touch(mu_tensor *t);
 
+/* float32, float64, float16, bfloat16. */
+bool mui_is_float(mu_dtype t);
 /* Elements of any float type to and from float, flat. */
 mu_status mui_to_float(mu_context *c, mu_dtype from, int64_t n, const void *src, float *dst) MU_MUST_USE;
 mu_status mui_from_float(mu_context *c, mu_dtype to, int64_t n, const float *src, void *dst) MU_MUST_USE;
