@@ -20,10 +20,7 @@ mui_blob *mui_blob_find(const mu_checkpoint_file *k, mui_slice key)
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         const char *have = k->blobs[middle].key;
-        size_t have_bytes = strlen(have);
-        size_t common = have_bytes < key.bytes ? have_bytes : key.bytes;
-        int order = memcmp(have, key.data, common);
-        order = order != 0 ? order : have_bytes < key.bytes ? -1 : have_bytes > key.bytes;
+        int order = mui_slice_compare((mui_slice){have, strlen(have)}, key);
         if (order == 0) {
             return &k->blobs[middle];
         }
@@ -130,8 +127,7 @@ static mu_status fill(mu_checkpoint_file *k)
         s = mui_tree_build(&meaning, k->pickle.value, k->pickle.used, &k->tree);
     }
     if (s == MU_OK) {
-        /* As the tree's own: many names may share one text. */
-        k->texts.limit_bytes = ((size_t)64 << 20) + (k->pickle.used < (size_t)1 << 29 ? k->pickle.used : (size_t)1 << 29) * 512;
+        k->texts.limit_bytes = mui_limits_texts(k->pickle.used);
         s = k->shards != NULL ? mui_sharded_globals(k) : mui_globals_list(k);
     }
     return s == MU_OK ? mui_state_dicts_list(k) : s;
@@ -231,15 +227,24 @@ mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_t i)
     return e;
 }
 
+const mui_entry *mui_entry_at(mu_checkpoint_file *k, int64_t i)
+{
+    if (i < 0 || (uint64_t)i >= k->tree.count) {
+        mui_fail(k->context, MU_ERR_ARG, "%s: entry %lld of %zu", k->path, (long long)i, k->tree.count);
+        return NULL;
+    }
+    return &k->tree.entries[i];
+}
+
 mu_status mu_checkpoint_read(mu_checkpoint_file *k, int64_t i, void *out, size_t bytes)
 {
     if (k == NULL) {
         return MU_ERR_ARG;
     }
-    if (i < 0 || (uint64_t)i >= k->tree.count) {
-        return mui_fail(k->context, MU_ERR_ARG, "%s: entry %lld of %zu", k->path, (long long)i, k->tree.count);
+    const mui_entry *e = mui_entry_at(k, i);
+    if (e == NULL) {
+        return MU_ERR_ARG;
     }
-    const mui_entry *e = &k->tree.entries[i];
     size_t need = 0;
     mu_status s = mui_tensor_bytes(k, e->name, e->tensor, &need);
     if (s != MU_OK) {
@@ -258,11 +263,10 @@ const void *mu_checkpoint_data(mu_checkpoint_file *k, int64_t i)
     if (k == NULL || mui_failed(k->context)) {
         return NULL;
     }
-    if (i < 0 || (uint64_t)i >= k->tree.count) {
-        mui_fail(k->context, MU_ERR_ARG, "%s: entry %lld of %zu", k->path, (long long)i, k->tree.count);
+    const mui_entry *e = mui_entry_at(k, i);
+    if (e == NULL) {
         return NULL;
     }
-    const mui_entry *e = &k->tree.entries[i];
     if (mui_elements_open(k, e->name, e->tensor, &x) != MU_OK || !x.mapped || !x.direct) {
         return NULL;
     }

@@ -62,6 +62,8 @@ mu_status mui_torch_legacy_open(mu_checkpoint_file *k) MU_MUST_USE;
 /* Reads all persistent ids of k->pickle into k->refs; blobs are there and sorted. */
 mu_status mui_refs_read(mu_checkpoint_file *k, bool legacy) MU_MUST_USE;
 
+/* Entry i; NULL with MU_ERR_ARG when there is none. */
+const mui_entry *mui_entry_at(mu_checkpoint_file *k, int64_t i);
 /* By key; NULL when there is none. */
 mui_blob *mui_blob_find(const mu_checkpoint_file *k, mui_slice key);
 /* Bytes a blob must have, or has. */

@@ -135,10 +135,10 @@ mu_status mu_checkpoint_read_as(mu_checkpoint_file *k, int64_t i, mu_dtype as, v
         return k == NULL ? MU_ERR_ARG
                          : mui_fail(k->context, MU_ERR_ARG, "mu_checkpoint_read_as: float32, float64 and int64 only");
     }
-    if (i < 0 || (uint64_t)i >= k->tree.count) {
-        return mui_fail(k->context, MU_ERR_ARG, "%s: entry %lld of %zu", k->path, (long long)i, k->tree.count);
+    const mui_entry *e = mui_entry_at(k, i);
+    if (e == NULL) {
+        return MU_ERR_ARG;
     }
-    const mui_entry *e = &k->tree.entries[i];
     size_t raw_bytes = 0, need = 0;
     mu_status s = mui_tensor_bytes(k, e->name, e->tensor, &raw_bytes);
     if (s != MU_OK) {

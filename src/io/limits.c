@@ -11,6 +11,12 @@ mui_limits mui_limits_default(void)
                         .inflate_ratio = 100};
 }
 
+size_t mui_limits_texts(size_t pickle_bytes)
+{
+    size_t most = (size_t)1 << 29;
+    return ((size_t)64 << 20) + (pickle_bytes < most ? pickle_bytes : most) * 512;
+}
+
 mu_status mui_limits_read(mu_context *c, const mu_checkpoint_options *o, mui_limits *out)
 {
     static const mu_checkpoint_options none = {0};

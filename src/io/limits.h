@@ -14,4 +14,7 @@ typedef struct mui_limits {
 mu_status mui_limits_read(mu_context *c, const mu_checkpoint_options *options, mui_limits *out) MU_MUST_USE;
 mui_limits mui_limits_default(void);
 
+/* The most bytes that are made of a pickle of so many: names, mostly, and many values may share one text. */
+size_t mui_limits_texts(size_t pickle_bytes);
+
 #endif

@@ -15,15 +15,9 @@ typedef struct mui_version {
     int64_t version;
 } mui_version;
 
-static int compare_slices(mui_slice a, mui_slice b)
-{
-    int order = memcmp(a.data, b.data, a.bytes < b.bytes ? a.bytes : b.bytes);
-    return order != 0 ? order : (a.bytes > b.bytes) - (a.bytes < b.bytes);
-}
-
 static int by_path(const void *a, const void *b)
 {
-    return compare_slices(((const mui_version *)a)->path, ((const mui_version *)b)->path);
+    return mui_slice_compare(((const mui_version *)a)->path, ((const mui_version *)b)->path);
 }
 
 mu_status mui_versions_read(mu_context *c, const mui_value *dict, mui_versions *out)

@@ -15,6 +15,13 @@ bool mui_slice_is(mui_slice s, const char *text)
     return s.bytes == strlen(text) && memcmp(s.data, text, s.bytes) == 0;
 }
 
+int mui_slice_compare(mui_slice a, mui_slice b)
+{
+    size_t common = a.bytes < b.bytes ? a.bytes : b.bytes;
+    int order = a.data == b.data ? 0 : memcmp(a.data, b.data, common); /* names said once and referred to are one text */
+    return order != 0 ? order : a.bytes < b.bytes ? -1 : a.bytes > b.bytes;
+}
+
 bool mui_text_is(const mui_value *v, const char *text)
 {
     return v != NULL && v->kind == MUI_STR && mui_slice_is(v->text, text);

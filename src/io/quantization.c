@@ -85,10 +85,10 @@ mu_status mu_checkpoint_quantization(mu_checkpoint_file *k, int64_t i, mu_quanti
     if (k == NULL || out == NULL) {
         return MU_ERR_ARG;
     }
-    if (i < 0 || (uint64_t)i >= k->tree.count) {
-        return mui_fail(k->context, MU_ERR_ARG, "%s: entry %lld of %zu", k->path, (long long)i, k->tree.count);
+    const mui_entry *e = mui_entry_at(k, i);
+    if (e == NULL) {
+        return MU_ERR_ARG;
     }
-    const mui_entry *e = &k->tree.entries[i];
     const mui_value *q = e->tensor->quantizer;
     *out = (mu_quantization){.scheme = NULL, .axis = -1};
     if (q == NULL) {

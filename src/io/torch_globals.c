@@ -55,18 +55,11 @@ static bool is_harmless(const mu_checkpoint_file *k, const mui_value *g)
     return false;
 }
 
-static int compare_slices(mui_slice a, mui_slice b)
-{
-    size_t common = a.bytes < b.bytes ? a.bytes : b.bytes;
-    int order = a.data == b.data ? 0 : memcmp(a.data, b.data, common); /* names said once and referred to are one text */
-    return order != 0 ? order : a.bytes < b.bytes ? -1 : a.bytes > b.bytes;
-}
-
 static int by_name(const void *a, const void *b)
 {
     const mui_value *x = *(mui_value *const *)a, *y = *(mui_value *const *)b;
-    int order = compare_slices(x->global.module, y->global.module);
-    return order != 0 ? order : compare_slices(x->global.name, y->global.name);
+    int order = mui_slice_compare(x->global.module, y->global.module);
+    return order != 0 ? order : mui_slice_compare(x->global.name, y->global.name);
 }
 
 static const char *text_of(mu_checkpoint_file *k, const mui_value *g)

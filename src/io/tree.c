@@ -1,6 +1,7 @@
 /* Builds the tree. Both walks keep their own stack; values seen twice are expanded once, and cycles are cut. */
 #include "io/tree.h"
 #include "base/alloc.h"
+#include "io/limits.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -635,7 +636,7 @@ mu_status mui_tree_build(const mui_meaning *w, mui_value *root, size_t pickle_by
 {
     mui_tree t = {.context = w->context};
     mui_arena_init(&t.arena, w->context);
-    t.arena.limit_bytes = ((size_t)64 << 20) + (pickle_bytes < (size_t)1 << 29 ? pickle_bytes : (size_t)1 << 29) * 512;
+    t.arena.limit_bytes = mui_limits_texts(pickle_bytes);
     mui_meaning own = *w;
     walk k = {.w = &own, .tree = &t, .work_limit = pickle_bytes * 8 + 250000,
               .names_limit = pickle_bytes * 4 + 10000};
