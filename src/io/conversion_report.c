@@ -74,7 +74,7 @@ static void add_items(mui_conversion *v, line *l, const mui_branch *b, bool abov
     }
     for (size_t i = 0; i + 1 < items->count; i += 2) {
         const mui_value *key = items->items[i], *value = items->items[i + 1];
-        bool kept = above ? leads_to(v, b, key) : mui_tree_tensors_below(value) > 0;
+        bool kept = above ? leads_to(v, b, key) : mui_holds_tensors(value);
         if (!kept && next(l)) {
             put_key(l->text, b->path, key);
             mui_text_add(l->text, " (%s)", kind_of(value));
@@ -85,7 +85,7 @@ static void add_items(mui_conversion *v, line *l, const mui_branch *b, bool abov
 static void add_list(line *l, const mui_value *root)
 {
     for (size_t i = 0; root != NULL && (root->kind == MUI_LIST || root->kind == MUI_TUPLE) && i < root->seq.count; i++) {
-        if (mui_tree_tensors_below(root->seq.items[i]) == 0 && next(l)) {
+        if (!mui_holds_tensors(root->seq.items[i]) && next(l)) {
             mui_text_add(l->text, "[%zu] (%s)", i, kind_of(root->seq.items[i]));
         }
     }

@@ -16,7 +16,7 @@
 /* The most arena bytes one byte of pickle can ask for (an empty dict: a value, an array of 8 items), with room. */
 #define ARENA_PER_BYTE 512u
 
-const char *mui_opcode_name(unsigned char op)
+static const char *opcode_name(unsigned char op)
 {
     static const char *const names[256] = {
         ['('] = "MARK", ['.'] = "STOP", ['0'] = "POP", ['1'] = "POP_MARK", ['2'] = "DUP", ['F'] = "FLOAT",
@@ -43,7 +43,7 @@ mu_status mui_machine_fail(mui_machine *m, mu_status s, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    const char *name = mui_opcode_name(m->op);
+    const char *name = opcode_name(m->op);
     return mui_fail(m->context, s, "%s: %s, byte %zu%s%s: %s", m->path, m->what, m->op_at,
                     name != NULL ? ", opcode " : "", name != NULL ? name : "", text);
 }
@@ -249,7 +249,8 @@ static mu_status memo_line(mui_machine *m)
     return m->op == 'p' ? memo_put(m, index) : memo_get(m, index);
 }
 
-mu_status mui_machine_global(mui_machine *m, mui_slice module, mui_slice name, mui_value **out)
+/* Both are UTF-8. */
+static mu_status new_global(mui_machine *m, mui_slice module, mui_slice name, mui_value **out)
 {
     mui_value *v = mui_machine_new(m, MUI_GLOBAL);
     if (v == NULL) {
@@ -273,7 +274,7 @@ mu_status mui_machine_global_lines(mui_machine *m, mui_value **out)
     if (!mui_is_utf8(module.data, module.bytes) || !mui_is_utf8(name.data, name.bytes)) {
         return mui_machine_fail(m, MU_ERR_FORMAT, "the class name is not UTF-8");
     }
-    return mui_machine_global(m, module, name, out);
+    return new_global(m, module, name, out);
 }
 
 static mu_status push_global(mui_machine *m)
@@ -289,7 +290,7 @@ static mu_status push_global(mui_machine *m)
         return mui_machine_fail(m, MU_ERR_FORMAT, "a %s and a %s are not a module and a name",
                                 mui_kind_name(module->kind), mui_kind_name(name->kind));
     }
-    MUI_CHECK(mui_machine_global(m, module->text, name->text, &v));
+    MUI_CHECK(new_global(m, module->text, name->text, &v));
     return mui_machine_push(m, v);
 }
 

@@ -23,7 +23,6 @@ typedef struct mui_machine {
     mui_value *none, *yes, *no, *unit; /* values made once: None, True, False, () */
 } mui_machine;
 
-const char *mui_opcode_name(unsigned char op);
 mu_status mui_machine_fail(mui_machine *m, mu_status s, const char *format, ...) MU_PRINTF(3, 4);
 #define MUI_CHECK(call)                                                                                                \
     do {                                                                                                               \
@@ -45,9 +44,7 @@ mu_status mui_machine_line(mui_machine *m, mui_slice *out); /* up to a newline, 
 mu_status mui_machine_length(mui_machine *m, size_t width, uint64_t *length);
 mu_status mui_machine_signed_length(mui_machine *m, uint64_t *length); /* of 4 bytes, and not negative */
 mu_status mui_machine_text(mui_machine *m, mui_kind kind, const unsigned char *data, uint64_t bytes); /* pushes it */
-/* A global of this module and name; both are UTF-8. */
-mu_status mui_machine_global(mui_machine *m, mui_slice module, mui_slice name, mui_value **out);
-mu_status mui_machine_global_lines(mui_machine *m, mui_value **out); /* from the next two lines */
+mu_status mui_machine_global_lines(mui_machine *m, mui_value **out); /* a global: module and name are the next two lines */
 
 /* pickle_text.c: texts and bytes. */
 mu_status mui_machine_do_text(mui_machine *m);

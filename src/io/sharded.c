@@ -203,7 +203,7 @@ typedef struct matching {
 static mu_status take_other(mu_checkpoint_file *k, matching *g, const mu_checkpoint_file *shard, const mui_entry *e,
                             const char *file)
 {
-    promise p = {.name = e->name, .index = g->tied.count, .found = e};
+    promise p = {.name = e->name, .found = e};
     if (shard->format != MUI_FILE_SAFETENSORS || e->tied_to == SIZE_MAX ||
         bsearch(&p, g->named->items, g->named->count, sizeof(p), by_name) != NULL) {
         add_other(&g->others, e, file);

@@ -130,13 +130,7 @@ static mu_status refuse_tar(mu_context *c, const char *path, const unsigned char
 /* The name of a module is in the pickle as text, near its start. */
 static bool mentions(const unsigned char *data, size_t bytes, const char *what)
 {
-    size_t n = strlen(what), look = bytes < 65536 ? bytes : 65536;
-    for (size_t i = 0; i + n <= look; i++) {
-        if (data[i] == (unsigned char)what[0] && memcmp(data + i, what, n) == 0) {
-            return true;
-        }
-    }
-    return false;
+    return mui_find_bytes(data, bytes < 65536 ? bytes : 65536, what) != NULL;
 }
 
 static mu_status refuse_pickle(mu_context *c, const char *path, const unsigned char *data, size_t bytes)
@@ -203,12 +197,11 @@ mu_status mui_sniff(mu_context *c, const char *path, const unsigned char *data, 
     if (is_onnx(data, bytes)) {
         return mui_fail(c, MU_ERR_FORMAT, "%s: looks like an ONNX model, not a PyTorch checkpoint", path);
     }
-    for (size_t i = 0; i + 4 <= bytes && i < 4096; i++) {
-        if (memcmp(data + i, "PK\3\4", 4) == 0) {
-            return mui_fail(c, MU_ERR_FORMAT,
-                            "%s: a zip begins at byte %zu, after something else: PyTorch's zips begin at byte 0", path,
-                            i);
-        }
+    const unsigned char *zip = mui_find_bytes(data, bytes < 4096 + 3 ? bytes : 4096 + 3, "PK\3\4");
+    if (zip != NULL) {
+        return mui_fail(c, MU_ERR_FORMAT,
+                        "%s: a zip begins at byte %zu, after something else: PyTorch's zips begin at byte 0", path,
+                        (size_t)(zip - data));
     }
     if (mui_refuse_any_text(c, path, data, bytes) != MU_OK) {
         return mu_context_status(c);

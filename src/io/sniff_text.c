@@ -8,7 +8,7 @@
 
 #define LOOK 4096
 
-static const unsigned char *find(const unsigned char *data, size_t bytes, const char *what)
+const unsigned char *mui_find_bytes(const unsigned char *data, size_t bytes, const char *what)
 {
     size_t n = strlen(what);
     for (size_t i = 0; n <= bytes && i <= bytes - n;) {
@@ -45,7 +45,7 @@ static bool is_json_object(const unsigned char *data, size_t bytes)
 
 bool mui_is_shard_index(const unsigned char *data, size_t bytes)
 {
-    return is_json_object(data, bytes) && find(data, bytes, "\"weight_map\"") != NULL;
+    return is_json_object(data, bytes) && mui_find_bytes(data, bytes, "\"weight_map\"") != NULL;
 }
 
 /* The word after `key ` at the start of a line, "" when there is none. */
@@ -54,7 +54,7 @@ static void word_of(const unsigned char *data, size_t bytes, const char *key, ch
     char line[64];
     size_t n = 0;
     snprintf(line, sizeof(line), "\n%s ", key);
-    const unsigned char *p = find(data, bytes, line);
+    const unsigned char *p = mui_find_bytes(data, bytes, line);
     if (p != NULL) {
         for (p += strlen(line); p < data + bytes && isgraph(*p) && n + 1 < out_bytes; p++) {
             out[n++] = (char)*p;

@@ -4,6 +4,8 @@
 
 #include "base/context.h"
 
+/* Where a text first is, NULL: nowhere. */
+const unsigned char *mui_find_bytes(const unsigned char *data, size_t bytes, const char *text);
 /* A JSON object with "weight_map" in it. */
 bool mui_is_shard_index(const unsigned char *data, size_t bytes);
 /* MU_OK when the file is no text that is known; else an error. */

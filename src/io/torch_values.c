@@ -254,14 +254,12 @@ static bool read_sparse(const mui_meaning *w, const mui_value *args, mui_file_te
         shape = is_size ? v : NULL;
         values = is_size ? item_of(parts, i - 1) : NULL;
     }
+    read_dataless("sparse: cannot be read", shape, NULL, out);
     mui_axes ignored_axes;
     mui_file_tensor t = {.dim = ignored_axes.dim, .stride = ignored_axes.stride};
     if (values != NULL && values->kind == MUI_OBJECT && read_strided(w, values->object->args, &t, &p)) {
         out->dtype = t.dtype;
     }
-    const mui_torch_dtype *dtype = out->dtype;
-    read_dataless("sparse: cannot be read", shape, NULL, out);
-    out->dtype = dtype;
     return true;
 }
 
@@ -289,10 +287,7 @@ static bool read_utils(const mui_meaning *w, mui_slice name, const mui_value *ar
     if (mui_slice_is(name, "_rebuild_meta_tensor_no_storage")) {
         return read_dataless("on the meta device: it has no data", item_of(args, 1), item_of(args, 0), out);
     }
-    if (mui_slice_is(name, "_rebuild_sparse_tensor")) {
-        return read_sparse(w, args, out);
-    }
-    if (mui_slice_is(name, "_rebuild_sparse_csr_tensor")) {
+    if (mui_slice_is(name, "_rebuild_sparse_tensor") || mui_slice_is(name, "_rebuild_sparse_csr_tensor")) {
         return read_sparse(w, args, out);
     }
     if (mui_slice_is(name, "_rebuild_wrapper_subclass")) {

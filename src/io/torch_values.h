@@ -73,8 +73,8 @@ typedef struct mui_meaning {
     size_t *work;                 /* tree is built */
 } mui_meaning;
 
-/* If v is a tensor constructor's record: *is and *out. Errors do not say which tensor: the caller's place in the tree
- * does, through describe. Parameters and other wrappers are seen through: *inner is then the value to look at, and
+/* If v is a tensor constructor's record: *out. What is wrong with a broken one goes into problem, without its name, which
+ * the caller knows. Parameters and other wrappers are seen through: *inner is then the value to look at, and
  * out's role and requires_grad are the wrapper's. out's axes are in room. */
 typedef enum mui_tensor_verdict { MUI_NOT_TENSOR, MUI_IS_TENSOR, MUI_WRAPS, MUI_BROKEN } mui_tensor_verdict;
 mui_tensor_verdict mui_tensor_read(const mui_meaning *w, const mui_value *v, mui_axes *room, mui_file_tensor *out,

@@ -37,7 +37,8 @@ typedef struct node {
     mui_role role;               /* that it gives */
     bool requires_grad;
     bool dict;
-    bool counted, on_path;
+    bool counted;                /* the first walk is done with it */
+    bool on_path;                /* of the second walk */
 } node;
 
 typedef struct frame {
@@ -421,7 +422,6 @@ static mu_status enter(walk *k, mui_value *v)
     if (n == NULL) {
         return mu_context_status(k->w->context);
     }
-    n->on_path = true;
     v->note = n;
     mu_status s = push(k, v, n);
     if (s == MU_OK) {
@@ -486,7 +486,6 @@ static mu_status count_tensors(walk *k, mui_value *root)
         node *done = f->node;
         look_at_items(done);
         done->counted = true;
-        done->on_path = false;
         k->depth--;
         if (k->depth > 0) {
             node *parent = k->frames[k->depth - 1].node;
@@ -555,7 +554,7 @@ static mu_status open_branch(walk *k, frame *f)
     }
     f->branch = t->branch_count;
     t->branches[t->branch_count++] = (mui_branch){.path = path, .plain = plain, .first = t->count, .end = t->count,
-        .depth = k->depth - 1, .value = f->value, .kind = f->node->kind, .items = f->node->items,
+        .value = f->value, .kind = f->node->kind, .items = f->node->items,
         .direct = f->node->direct, .weights = f->node->weights};
     return MU_OK;
 }
@@ -624,12 +623,6 @@ static mu_status name_tensors(walk *k, mui_value *root)
     return s != MU_ERR_LIMIT ? s
                              : mui_fail(k->w->context, s, "%s: more than %d tensors are named", k->w->path,
                                         MUI_MAX_ENTRIES);
-}
-
-uint64_t mui_tree_tensors_below(const mui_value *v)
-{
-    const node *n = v->note;
-    return n != NULL ? n->tensors : 0;
 }
 
 mu_status mui_tree_build(const mui_meaning *w, mui_value *root, size_t pickle_bytes, mui_tree *out)

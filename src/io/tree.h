@@ -31,7 +31,6 @@ typedef struct mui_branch {
     char *path;
     const char *plain; /* likewise */
     size_t first, end;
-    size_t depth;     /* containers above it */
     mui_value *value; /* NULL: the format has no objects */
     mui_branch_kind kind;
     size_t items;     /* keys it has, whatever they lead to */
@@ -59,9 +58,6 @@ mu_status mui_tree_find_ties(mui_tree *t) MU_MUST_USE;
 void mui_tree_init(mui_tree *t, mu_context *c);
 mu_status mui_tree_add(mui_tree *t, char *name, mui_file_tensor *tensor) MU_MUST_USE;
 mu_status mui_tree_finish(mui_tree *t) MU_MUST_USE;
-
-/* Tensors at and below a value that was walked; 0 for others. While the tree is there. */
-uint64_t mui_tree_tensors_below(const mui_value *v);
 
 /* The value of a str key in a dict, OrderedDict or module record; NULL when it has none. The last one counts. */
 mui_value *mui_dict_get(const mui_value *dict, const char *key);

@@ -8,7 +8,7 @@
 #include "io/limits.h"
 
 typedef struct mui_zip_member {
-    const char *name;  /* NUL-terminated, owned by the zip; no NUL inside, see check_name */
+    const char *name;  /* NUL-terminated, owned by the zip; no NUL inside, see name_problem */
     uint64_t header;   /* offset of the local header */
     uint64_t offset;   /* of the data */
     uint64_t packed;   /* bytes in the file */

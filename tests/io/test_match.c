@@ -349,7 +349,7 @@ static double match_many(size_t n)
     for (size_t d = 0; d < DICTS; d++) {
         static char paths[DICTS][8];
         snprintf(paths[d], sizeof(paths[d]), "d%zu", d);
-        branches[d] = (mui_branch){.path = paths[d], .plain = paths[d], .first = d * n, .end = (d + 1) * n, .depth = 1};
+        branches[d] = (mui_branch){.path = paths[d], .plain = paths[d], .first = d * n, .end = (d + 1) * n};
         for (size_t i = 0; i < n; i++) {
             char *name = names[(d + 1) * n + i];
             /* the fourth is the model's, wrapped inside too; the others lack a name each second time */
