@@ -42,8 +42,9 @@ typedef struct mu_load_report {
  * a mixture behind: load again. Takes little memory beyond the model's, whatever the size of the file: data goes
  * straight from the mapped file into the model (what the zip deflated is unpacked first). Names that wrappers put between
  * ("module.", "_orig_mod.", "model.", "net.", at the start or inside, in the file or in the model) are removed or added
- * where that makes more names match, and the report says so. No match at all is MU_ERR_FORMAT; less than half of the
- * elements is warned of. docs/semantics.md has all rules. report may be NULL. */
+ * where that makes more names match, and the report says so. No match at all is MU_ERR_FORMAT, and so are names missing
+ * on either side unless not_strict; other shapes are MU_ERR_SHAPE unless skip_mismatched; less than half of the elements
+ * is warned of. docs/semantics.md has all rules. report may be NULL. */
 MU_API mu_status mu_load(mu_module *root, const char *path, const mu_load_options *options, mu_load_report *report);
 
 typedef enum mu_file_format {
@@ -143,7 +144,7 @@ typedef struct mu_checkpoint_entry {
     mu_dtype dtype;          /* as mu_checkpoint_read gives the elements; where Muster lacks the type, one that has room for
                                 its bits */
     const char *dtype_name;  /* PyTorch's, also for types Muster cannot compute with */
-    mu_dims dims;
+    mu_dims dims;            /* of more than MU_MAX_DIMS: none, and a note */
     const char *tied_to;     /* name of an earlier entry with the same storage and view, or NULL */
     const char *note;        /* why it cannot be loaded into a model, e.g. "sparse: cannot be read"; NULL: it can be */
     const char *location;    /* where PyTorch had it: "cpu", "cuda:0"; "" when the file does not say */
@@ -166,7 +167,9 @@ MU_API int64_t mu_checkpoint_count(const mu_checkpoint_file *k);
 /* Where there is no entry i: an empty name, no dimensions. */
 MU_API mu_checkpoint_entry mu_checkpoint_get(const mu_checkpoint_file *k, int64_t i);
 /* The elements of entry i, row-major, little-endian, bytes = elements times mu_dtype_bytes. out NULL: only checks that
- * it can be read, and that it is not larger than max_tensor_bytes (a file may claim 2^40 elements over 4 bytes). */
+ * it can be read, and that it is not larger than max_tensor_bytes (a file may claim 2^40 elements over 4 bytes), which is
+ * MU_ERR_LIMIT. Without data (sparse, meta) it is MU_ERR_UNSUPPORTED, damaged MU_ERR_FORMAT; another number of bytes, or no
+ * entry i, MU_ERR_ARG. */
 MU_API mu_status mu_checkpoint_read(mu_checkpoint_file *k, int64_t i, void *out, size_t bytes) MU_MUST_USE;
 /* The same elements where they are in the mapped file, to be read only, until it is closed. NULL without an error when
  * they are not there as mu_checkpoint_read gives them: deflated, strided, of the other byte order, or not aligned for
@@ -181,12 +184,15 @@ typedef struct mu_quantization {
     int64_t count;             /* of scales and of zero points: 1, or the size of that dimension */
     const double *scales, *zero_points; /* [count], owned by the checkpoint */
 } mu_quantization;
+/* Each call reads them anew and keeps them until the file is closed. MU_ERR_FORMAT if they are not what the tensor
+ * needs, MU_ERR_LIMIT if all calls together read many more than the file has bytes. */
 MU_API mu_status mu_checkpoint_quantization(mu_checkpoint_file *k, int64_t i, mu_quantization *out) MU_MUST_USE;
-/* The same as numbers of type `as`: MU_F64, MU_F32, or MU_I64 for integers and bool; bytes = elements
- * times mu_dtype_bytes(as). Also types that Muster cannot compute with: unsigned and quantised ones as their integers,
- * floats of eight bits. MU_ERR_DTYPE for others. */
+/* The elements as numbers of type `as`: MU_F64, MU_F32, or MU_I64 for integers and bool; bytes = elements
+ * times mu_dtype_bytes(as), out not NULL. Also types that Muster cannot compute with: unsigned and quantised ones as their
+ * integers, floats of eight bits. MU_ERR_DTYPE for others; other errors as of mu_checkpoint_read. */
 MU_API mu_status mu_checkpoint_read_as(mu_checkpoint_file *k, int64_t i, mu_dtype as, void *out, size_t bytes) MU_MUST_USE;
 
+/* Of the one file that was opened: of an index, its shards are not counted. */
 typedef struct mu_checkpoint_facts {
     int64_t file_bytes;
     int64_t trailing_bytes;                   /* after what the format reads: harmless, but odd */
@@ -195,11 +201,14 @@ typedef struct mu_checkpoint_facts {
     int64_t unreferenced, unreferenced_bytes; /* storages that it does not */
 } mu_checkpoint_facts;
 MU_API mu_checkpoint_facts mu_checkpoint_get_facts(const mu_checkpoint_file *k);
-/* Reads every member of a zip, also those that are not tensors. verified gets how many checksums were compared; may be
- * NULL. Other formats have no checksums. */
+/* Reads every member of a zip, also those that are not tensors: a pass over the whole file. verified gets how many
+ * checksums were compared (with no_checksum none); may be NULL. MU_ERR_FORMAT at the first that is damaged, MU_ERR_LIMIT
+ * at one that is too large. Other formats have no checksums; of an index, reading the tensors verifies those of the
+ * shards. */
 MU_API mu_status mu_checkpoint_check_members(mu_checkpoint_file *k, int64_t *verified) MU_MUST_USE;
-/* The optimisers' states beside a state dict ({"state": .., "param_groups": ..}): returns how many there are, and fills
- * in, for the first `room` ones, how many parameters each has in its groups. */
+/* The optimisers' states ({"state": .., "param_groups": ..}) that the file's object is, or has as items or in lists that
+ * are its items: returns how many there are, and fills in, for the first `room` ones, how many parameters each has in its
+ * groups. parameters may be NULL. */
 MU_API int64_t mu_checkpoint_optimizers(const mu_checkpoint_file *k, int64_t *parameters, int64_t room);
 /* Names that Python would import or call to load the file, outside the harmless set; and all names, with those that
  * only build data. NULL-terminated, sorted; names beyond 500 bytes are cut. */
@@ -213,16 +222,17 @@ typedef struct mu_state_dict {
     const char *path;     /* keys joined by dots, without "<Class>"; "": the whole object */
     int64_t first, count; /* entries [first, first + count) of the file */
 } mu_state_dict;
-MU_API int64_t mu_checkpoint_state_dicts(const mu_checkpoint_file *k);
+MU_API int64_t mu_checkpoint_state_dicts(const mu_checkpoint_file *k); /* how many */
+/* Number i, in the file's order; where there is none, path "" and no entries. */
 MU_API mu_state_dict mu_checkpoint_state_dict(const mu_checkpoint_file *k, int64_t i);
-/* key NULL: the only candidate; where there are several, MU_ERR_ARG with a list of them and their counts. Else the part
- * below that path, candidate or not ("": everything). */
+/* key NULL: the only candidate; where there are several, MU_ERR_ARG with a list of them and their counts, where there is
+ * none, MU_ERR_FORMAT. Else the part below that path, candidate or not ("": everything); MU_ERR_ARG where no tensor is. */
 MU_API mu_status mu_checkpoint_find_state_dict(mu_checkpoint_file *k, const char *key, mu_state_dict *out) MU_MUST_USE;
 /* Name of entry i of the file, below the dict and without "<Class>"; NULL when the entry is not below it. */
 MU_API const char *mu_checkpoint_name_in(const mu_checkpoint_file *k, const mu_state_dict *d, int64_t i);
 /* The names of all of the dict's entries after the rules of rename ("FROM=TO", NULL-terminated, NULL: none; as in
  * mu_load_options), into out[d->count]; NULL for what is below another path. They belong to the checkpoint. Two names that
- * become one are an error. */
+ * become one are MU_ERR_FORMAT, a rule that is none MU_ERR_ARG. */
 MU_API mu_status mu_checkpoint_names_in(mu_checkpoint_file *k, const mu_state_dict *d, const char *const *rename,
                                         const char **out) MU_MUST_USE;
 
@@ -248,7 +258,8 @@ typedef struct mu_convert_report {
     const char *text;  /* several lines for people: names of all that was left out, tied, separated, converted, renamed */
 } mu_convert_report;
 
-/* Writes a state dict of an open file as a file of its own, atomically; path may be the file it came from. Elements are
+/* Writes a state dict of an open file as a file of its own, atomically; path may be the file it came from. Not collective:
+ * in a group, one rank does it. Elements are
  * exact unless change_dtype; tied tensors stay tied; _metadata goes from PyTorch's formats to PyTorch's formats. Memory
  * is that of the largest tensor. What the format cannot hold (sparse tensors; in safetensors, complex128 and quantised
  * ones) is MU_ERR_UNSUPPORTED with the tensor's name, and nothing is written; so are two names that become one,
