@@ -3,7 +3,8 @@
  * NET: net, or the path of a checkpoint (a model with the names of its state dict and no forward). OPTIMIZER:
  * sgd:LR,MOMENTUM,DAMPENING,DECAY,NESTEROV or adam(w):LR,BETA1,BETA2,EPS,DECAY. IN or OUT "-": none; a key "-": NULL.
  * FLAGS, any of: f(ile settings), g(roups: the head for itself), z (the convolution frozen), t(rainable only, when
- * saving), o (only the optimiser is loaded and saved), r(anks: two threads, one reads, wrapped before the load). */
+ * saving), o (only the optimiser is loaded and saved), r(anks: two threads, one reads, wrapped before the load), l (the
+ * learning rate is set to 0.01 after the load, as a schedule does). */
 #include "tool_steps.h"
 
 #include <pthread.h>
@@ -124,6 +125,9 @@ static void *work(void *user)
     } else if (in != NULL) {
         mu_training_options o = {.model = {.key = key_at(j, 7), .group = g}, .optimizer_key = key_at(j, 8), .file_settings = take};
         MU_OR_DIE(c, mu_training_load_with(&t, in, &o, NULL));
+    }
+    if (strchr(flags, 'l') != NULL) {
+        mu_optimizer_set_lr(t.optimizer, 0.01f);
     }
     if (j->rank == 0) {
         printf("epoch=%lld step=%lld seed=%llu steps=%lld lr=%g\n", (long long)t.epoch, (long long)t.step,

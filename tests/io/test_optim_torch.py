@@ -221,6 +221,8 @@ def groups():
             tool("net", SPECS[spec][0], "", 10, 20, "in.pt", "out.pt")
             train(model, o, 10, 20)
             check(max(far(load("out.pt")["model"][k], v) for k, v in model.state_dict().items()) <= LIMIT, spec + ", by names")
+    orders()
+    rates()
     # the file's settings, as load_state_dict takes them; the program's, with a warning
     other = "sgd:1,0,0,0,0"
     for spec in ("momentum", "dampening", "nesterov", "plain"):
@@ -246,6 +248,53 @@ def groups():
     p.load_state_dict(state)
     train(model, p, 10, 20)
     compare(load("out.pt")["model"], load("out.pt")["optimizer"], model.state_dict(), p.state_dict(), "adam, some without state")
+
+
+def orders():
+    """Three weights of one shape, which only their order tells apart: that of the file's model, whatever ours is."""
+    for order in ("bca", "cba", "acb"):
+        theirs, ours = nn.ModuleDict({n: nn.Linear(2, 2, bias=False) for n in order}), {n + ".weight": torch.zeros(2, 2) for n in "abc"}
+        o = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+        sum((p * torch.randn(2, 2)).sum() for p in theirs.parameters()).backward()
+        o.step()
+        torch.save({"state_dict": ours}, "ours.pt")
+        torch.save({"state_dict": theirs.state_dict(), "optimizer": o.state_dict()}, "in.pt")
+        tool("ours.pt", "sgd:0.1,0.9,0,0,0", "", 0, 0, "in.pt", "out.pt")
+        got = load("out.pt")
+        check(list(got["model"]) == list(ours), "orders: ours is ours")
+        for i, name in enumerate(got["model"]):
+            check(raw(got["optimizer"]["state"][i]["momentum_buffer"]) == raw(o.state[theirs[name[0]].weight]["momentum_buffer"]),
+                  "momentum of %s, the file's model in the order %s" % (name, order))
+
+
+def rates():
+    """What a schedule makes of the groups' rates after a load: PyTorch's multiply those that groups began with."""
+    def follow(rates, factor, initial):
+        model = net()
+        groups = [{"params": list(model[:4].parameters()), "lr": rates[0]}, {"params": list(model[4].parameters()), "lr": rates[1]}]
+        o = torch.optim.SGD(groups, lr=1, momentum=0.9)
+        if initial:
+            for g, r in zip(o.param_groups, initial):
+                g["initial_lr"] = r
+        torch.save({"model": model.state_dict(), "optimizer": o.state_dict()}, "in.pt")
+        for flag in ("", "o", "r"):
+            tool("net", SPECS["momentum"][0], "gl" + flag, 0, 0, "in.pt", "out.pt")
+            state = load("out.pt")
+            got = [g["lr"] for g in state.get("optimizer", state)["param_groups"]]
+            # the program names the first group's rate
+            check(got[0] == 0.01 and abs(got[1] - 0.01 * factor) < 1e-12,
+                  "rates %s, at first %s: set to 0.01 they are %s, flags '%s'" % (rates, initial, got, flag))
+    follow((0.05, 0.15), 3, None)
+    model = net()
+    o = torch.optim.SGD([{"params": model[:4].parameters(), "lr": 0.02}, {"params": model[4].parameters(), "lr": 0.1}], lr=1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(o, [lambda s: 0.5 ** s, lambda s: 0.25 ** s])
+    o.step()
+    schedule.step()
+    now, first = [g["lr"] for g in o.param_groups], [g["initial_lr"] for g in o.param_groups]
+    check(now[1] / now[0] != first[1] / first[0], "rates have gone ways of their own")
+    follow(now, first[1] / first[0], first)
+    follow((0.0, 0.0), 2, None)  # in a warm-up: the program's own factor
+    follow((0.0, 0.0), 5, (0.1, 0.5))
 
 
 def refused():
