@@ -84,7 +84,7 @@ static void add_items(mui_conversion *v, line *l, const mui_branch *b, bool abov
 
 static void add_list(line *l, const mui_value *root)
 {
-    for (size_t i = 0; root != NULL && (root->kind == MUI_LIST || root->kind == MUI_TUPLE) && i < root->seq.count; i++) {
+    for (size_t i = 0; mui_is_sequence(root) && i < root->seq.count; i++) {
         if (!mui_holds_tensors(root->seq.items[i]) && next(l)) {
             mui_text_add(l->text, "[%zu] (%s)", i, kind_of(root->seq.items[i]));
         }

@@ -1,5 +1,6 @@
 /* Conversions into float32 and int64, the two types that models hold, and copies of equal types. */
 #include "io/load_convert.h"
+#include "base/alloc.h"
 
 #include <math.h>
 #include <string.h>
@@ -66,4 +67,33 @@ mu_status mui_convert(mu_context *c, mu_dtype from, mu_dtype to, int64_t n, cons
         }
     }
     return MU_OK;
+}
+
+bool mui_tensor_of(const mu_checkpoint_file *k, const mui_value *v, mui_axes *room, mui_file_tensor *out,
+                   char problem[MUI_PROBLEM_BYTES])
+{
+    mui_value *inner = NULL;
+    mui_meaning meaning = {.context = k->context, .path = k->path, .refs = k->refs};
+    return mui_tensor_read(&meaning, v, room, out, &inner, problem, MUI_PROBLEM_BYTES) == MUI_IS_TENSOR;
+}
+
+bool mui_shape_is(const mui_file_tensor *t, mu_dims d)
+{
+    return t->ndim == d.ndim && memcmp(t->dim, d.dim, (size_t)d.ndim * sizeof(d.dim[0])) == 0;
+}
+
+mu_status mui_tensor_load_as(mu_checkpoint_file *k, const char *name, const mui_file_tensor *t, mu_dtype to, void *out)
+{
+    size_t bytes = 0;
+    mu_status s = mui_tensor_bytes(k, name, t, &bytes);
+    if (s != MU_OK || t->dtype->carrier == to) {
+        return s == MU_OK ? mui_tensor_load(k, name, t, out) : s;
+    }
+    void *stored = mui_alloc(k->context, bytes);
+    s = stored != NULL ? mui_tensor_load(k, name, t, stored) : MU_ERR_NOMEM;
+    if (s == MU_OK) {
+        s = mui_convert(k->context, t->dtype->carrier, to, (int64_t)(bytes / (size_t)t->dtype->bytes), stored, out);
+    }
+    mui_free(k->context, stored);
+    return s;
 }

@@ -142,16 +142,8 @@ mu_status mui_others_list(mui_plan *p, const mu_checkpoint_file *k, mui_match *m
 /* Elements of entry e as the model's type; NULL with the error raised. */
 static void *read_as(mui_plan *p, mu_checkpoint_file *k, const mui_entry *e, const mu_tensor *t)
 {
-    size_t bytes = 0;
-    int64_t n = mui_dims_elements(t->dims);
-    if (mui_tensor_bytes(k, e->name, e->tensor, &bytes) != MU_OK) {
-        return NULL;
-    }
-    void *stored = mui_alloc(p->context, bytes), *out = mui_alloc(p->context, (size_t)n * mu_dtype_bytes(t->dtype));
-    bool good = stored != NULL && out != NULL && mui_tensor_load(k, e->name, e->tensor, stored) == MU_OK &&
-                mui_convert(p->context, e->tensor->dtype->carrier, t->dtype, n, stored, out) == MU_OK;
-    mui_free(p->context, stored);
-    if (!good) {
+    void *out = mui_alloc(p->context, (size_t)mui_dims_elements(t->dims) * mu_dtype_bytes(t->dtype));
+    if (out != NULL && mui_tensor_load_as(k, e->name, e->tensor, t->dtype, out) != MU_OK) {
         mui_free(p->context, out);
         return NULL;
     }

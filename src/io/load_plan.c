@@ -62,7 +62,7 @@ static bool shapes_fit(const mui_file_tensor *t, mu_dims d)
     if (t->ndim == 1 && t->dim[0] == 1 && d.ndim == 0) {
         return true; /* scalars were of shape (1) before PyTorch 0.4 */
     }
-    return t->ndim == d.ndim && memcmp(t->dim, d.dim, (size_t)d.ndim * sizeof(d.dim[0])) == 0;
+    return mui_shape_is(t, d);
 }
 
 static void shape_text(const mui_file_tensor *t, char *out, size_t bytes)

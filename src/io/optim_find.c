@@ -24,15 +24,10 @@ typedef struct search {
     bool pickled_object; /* an optimiser itself, not its state_dict */
 } search;
 
-static bool is_sequence(const mui_value *v)
-{
-    return v != NULL && (v->kind == MUI_LIST || v->kind == MUI_TUPLE);
-}
-
 static bool has_both(const mui_value *v)
 {
     const mui_seq *items = NULL;
-    return is_sequence(mui_dict_get(v, "param_groups")) && mui_dict_items(mui_dict_get(v, "state"), &items);
+    return mui_is_sequence(mui_dict_get(v, "param_groups")) && mui_dict_items(mui_dict_get(v, "state"), &items);
 }
 
 static void child_path(const place *parent, const mui_value *key, size_t index, char *out)
@@ -58,7 +53,7 @@ static void visit(search *s, size_t parent, const mui_value *key, size_t index, 
     if (!dict && o != NULL && o->state != NULL && has_both(o->state)) {
         s->pickled_object = true;
     }
-    if ((!dict && !is_sequence(v)) || s->count == MOST_PLACES || s->budget < 0) {
+    if ((!dict && !mui_is_sequence(v)) || s->count == MOST_PLACES || s->budget < 0) {
         return;
     }
     place p = {.value = v};
@@ -111,7 +106,7 @@ static mu_status several(mu_checkpoint_file *k, const search *s, const char *key
         size_t parameters = 0;
         for (size_t g = 0; g < groups->seq.count && g < 1000; g++) {
             const mui_value *list = mui_dict_get(groups->seq.items[g], "params");
-            parameters += is_sequence(list) ? list->seq.count : 0;
+            parameters += mui_is_sequence(list) ? list->seq.count : 0;
         }
         mui_text_add(&t, "%s\"%s\" (%zu parameters)", i > 0 ? ", " : "", p->path, parameters);
     }

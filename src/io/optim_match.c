@@ -4,6 +4,8 @@
  * the counts are equal and every state has its parameter's shape. */
 #include "io/optim_match.h"
 #include "base/alloc.h"
+#include "io/load_convert.h"
+#include "io/name_table.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -46,11 +48,6 @@ static int by_key(const void *a, const void *b)
     return x->key < y->key ? -1 : x->key > y->key;
 }
 
-static bool is_sequence(const mui_value *v)
-{
-    return v != NULL && (v->kind == MUI_LIST || v->kind == MUI_TUPLE);
-}
-
 /* -- the file's side ------------------------------------------------------------------------------------------------ */
 
 static mu_status count_theirs(matching *m, const mui_value *list)
@@ -63,7 +60,7 @@ static mu_status count_theirs(matching *m, const mui_value *list)
     }
     for (size_t g = 0; g < list->seq.count; g++) {
         const mui_value *params = mui_dict_get(list->seq.items[g], "params");
-        if (!is_sequence(params)) {
+        if (!mui_is_sequence(params)) {
             return mui_fail(m->context, MU_ERR_FORMAT, "%s: group %zu of the file's optimiser has no list \"params\"",
                             m->k->path, g);
         }
@@ -159,22 +156,17 @@ static void line_up(matching *m, const int64_t *order, bool trainable_only)
 /* Shape of any state tensor that is no scalar; a state without tells nothing. */
 static bool shape_fits(matching *m, const mui_value *state, int64_t parameter)
 {
-    char problem[256];
+    char problem[MUI_PROBLEM_BYTES];
     mui_axes axes;
     mui_file_tensor t;
-    mui_value *inner = NULL;
-    mui_meaning meaning = {.context = m->context, .path = m->k->path, .refs = m->k->refs};
     const mui_value *v = NULL;
     for (int n = 0; n < 2 && v == NULL; n++) {
-        v = mui_dict_get(state, mui_optimizer_kind_of(m->optimizer) == MUI_OPTIMIZER_SGD ? "momentum_buffer"
-                                : n == 0                                                 ? "exp_avg"
-                                                                                         : "exp_avg_sq");
+        v = mui_dict_get(state, mui_optimizer_state_name(m->optimizer, n));
     }
-    if (v == NULL || mui_tensor_read(&meaning, v, &axes, &t, &inner, problem, sizeof(problem)) != MUI_IS_TENSOR) {
+    if (v == NULL || !mui_tensor_of(m->k, v, &axes, &t, problem)) {
         return true; /* the reader of states says what is wrong with it */
     }
-    mu_dims d = mui_optimizer_get(m->optimizer, parameter).parameter->value.dims;
-    return t.ndim == d.ndim && memcmp(t.dim, d.dim, (size_t)d.ndim * sizeof(d.dim[0])) == 0;
+    return mui_shape_is(&t, mui_optimizer_get(m->optimizer, parameter).parameter->value.dims);
 }
 
 /* g: of theirs, h: of ours. */
@@ -286,26 +278,21 @@ static int by_name(const void *a, const void *b)
 
 static const name_place *find_name(const name_place *names, int64_t count, mui_slice name)
 {
-    static const char *const prefixes[] = {"module.", "_orig_mod.", "model.", "net."};
     char text[1024];
     if (name.bytes >= sizeof(text) || count == 0) {
         return NULL;
     }
     memcpy(text, name.data, name.bytes);
     text[name.bytes] = '\0';
-    const char *at = text, *before = NULL;
-    while (at != before) {
+    for (const char *at = text;;) {
         name_place wanted = {.name = at};
         const name_place *found = bsearch(&wanted, names, (size_t)count, sizeof(*names), by_name);
-        if (found != NULL) {
+        int w = mui_wrapper_at(at);
+        if (found != NULL || w < 0) {
             return found;
         }
-        before = at;
-        for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]) && at == before; i++) {
-            at += strncmp(at, prefixes[i], strlen(prefixes[i])) == 0 ? strlen(prefixes[i]) : 0;
-        }
+        at += strlen(mui_wrappers[w]);
     }
-    return NULL;
 }
 
 /* Gives each place its parameter (members, in their order) and each group the one of ours that all its parameters are
@@ -318,7 +305,7 @@ static bool assign_names(matching *m, const name_place *names, bool *used)
         const mui_value *list = mui_dict_get(t->groups[g], "param_names");
         size_t count = t->starts[g + 1] - t->starts[g];
         int group = -1;
-        if (!is_sequence(list) || list->seq.count != count) {
+        if (!mui_is_sequence(list) || list->seq.count != count) {
             return false;
         }
         for (size_t j = 0; j < count; j++) {
@@ -402,7 +389,7 @@ static void close_matching(matching *m)
 static mu_status match(matching *m, const mui_value *dict, const int64_t *order)
 {
     const mui_value *list = mui_dict_get(dict, "param_groups");
-    if (!is_sequence(list)) {
+    if (!mui_is_sequence(list)) {
         return mui_fail(m->context, MU_ERR_FORMAT, "%s: the optimiser has no \"param_groups\"", m->k->path);
     }
     mu_status s = open_matching(m);

@@ -5,38 +5,26 @@
 
 #include <string.h>
 
-static const char *const kinds[] = {"SGD", "Adam", "AdamW"};
-
 mu_status mui_optim_number(mu_checkpoint_file *k, const mui_value *v, double *out, bool *found)
 {
-    char problem[256];
+    char problem[MUI_PROBLEM_BYTES];
     mui_axes axes;
     mui_file_tensor t;
-    mui_value *inner = NULL;
-    mui_meaning meaning = {.context = k->context, .path = k->path, .refs = k->refs};
     *found = true;
     if (v != NULL && (v->kind == MUI_FLOAT || v->kind == MUI_INT || v->kind == MUI_BOOL)) {
         *out = v->kind == MUI_FLOAT ? v->f : v->kind == MUI_INT ? (double)v->i : (double)v->truth;
         return MU_OK;
     }
     *found = false;
-    if (v == NULL || mui_tensor_read(&meaning, v, &axes, &t, &inner, problem, sizeof(problem)) != MUI_IS_TENSOR ||
-        t.note != NULL || t.ndim > 1 || (t.ndim == 1 && t.dim[0] != 1) || t.dtype == NULL || !t.dtype->exact ||
+    if (v == NULL || !mui_tensor_of(k, v, &axes, &t, problem) || t.note != NULL || t.ndim > 1 ||
+        (t.ndim == 1 && t.dim[0] != 1) || t.dtype == NULL || !t.dtype->exact ||
         (t.dtype->carrier != MU_F64 && !mui_can_convert(t.dtype->carrier, MU_F32))) {
         return MU_OK;
     }
-    double stored[2] = {0, 0};
     float f = 0;
-    size_t bytes = 0;
-    mu_status s = mui_tensor_bytes(k, "a setting", &t, &bytes);
-    if (s != MU_OK || bytes > sizeof(stored)) {
-        return s;
-    }
-    s = mui_tensor_load(k, "a setting", &t, stored);
-    if (s == MU_OK && t.dtype->carrier == MU_F64) {
-        *out = stored[0];
-    } else if (s == MU_OK) {
-        s = mui_convert(k->context, t.dtype->carrier, MU_F32, 1, stored, &f);
+    bool whole = t.dtype->carrier == MU_F64;
+    mu_status s = mui_tensor_load_as(k, "a setting", &t, whole ? MU_F64 : MU_F32, whole ? (void *)out : &f);
+    if (s == MU_OK && !whole) {
         *out = (double)f;
     }
     *found = s == MU_OK;
@@ -76,28 +64,28 @@ mu_status mui_optim_check_kind(mu_checkpoint_file *k, const mui_value *group, co
     const char *other = other_kind(k, group);
     if (other != NULL) {
         return mui_fail(k->context, MU_ERR_UNSUPPORTED, "%s: the file's optimiser is %s, this one is %s", k->path, other,
-                        kinds[ours]);
+                        mui_optimizer_kind_name(ours));
     }
-    if (named != NULL && named->kind == MUI_STR && !mui_text_is(named, kinds[ours])) {
+    if (named != NULL && named->kind == MUI_STR && !mui_text_is(named, mui_optimizer_kind_name(ours))) {
         return mui_fail(k->context, MU_ERR_STATE, "%s: the file's optimiser is %.*s, this one is %s", k->path,
-                        (int)(named->text.bytes < 40 ? named->text.bytes : 40), named->text.data, kinds[ours]);
+                        (int)(named->text.bytes < 40 ? named->text.bytes : 40), named->text.data, mui_optimizer_kind_name(ours));
     }
     bool adam = mui_dict_get(group, "betas") != NULL;
     if (adam != (ours != MUI_OPTIMIZER_SGD)) {
         return mui_fail(k->context, MU_ERR_STATE, "%s: the file's optimiser is %s, this one is %s", k->path,
-                        adam ? "an Adam" : "SGD", kinds[ours]);
+                        adam ? "an Adam" : "SGD", mui_optimizer_kind_name(ours));
     }
     const mui_value *decoupled = mui_dict_get(group, "decoupled_weight_decay");
     if (adam && decoupled != NULL && decoupled->kind == MUI_BOOL && decoupled->truth != (ours == MUI_OPTIMIZER_ADAMW)) {
         return mui_fail(k->context, MU_ERR_STATE, "%s: the file's optimiser is %s, this one is %s", k->path,
-                        decoupled->truth ? "AdamW" : "Adam", kinds[ours]);
+                        decoupled->truth ? "AdamW" : "Adam", mui_optimizer_kind_name(ours));
     }
     static const char *const flags[] = {"amsgrad", "maximize"};
     for (int i = 0; i < 2; i++) {
         if (is_true(mui_dict_get(group, flags[i]))) {
             return mui_fail(k->context, MU_ERR_UNSUPPORTED,
                             "%s: the file's optimiser was made with %s=True, which Muster's %s does not have", k->path,
-                            flags[i], kinds[ours]);
+                            flags[i], mui_optimizer_kind_name(ours));
         }
     }
     return MU_OK;
@@ -128,7 +116,7 @@ mu_status mui_optim_read_settings(mu_checkpoint_file *k, const mui_value *group,
 {
     bool sgd = kind == MUI_OPTIMIZER_SGD;
     const mui_value *betas = mui_dict_get(group, "betas");
-    bool pair = betas != NULL && (betas->kind == MUI_TUPLE || betas->kind == MUI_LIST) && betas->seq.count == 2;
+    bool pair = mui_is_sequence(betas) && betas->seq.count == 2;
     double nesterov = ours->nesterov;
     struct {
         const char *name;

@@ -12,33 +12,22 @@
 static mu_status read_tensor(mu_checkpoint_file *k, const char *what, const char *parameter, const mui_value *v,
                              mu_dims dims, float *out)
 {
-    char problem[256] = "no tensor";
+    char problem[MUI_PROBLEM_BYTES] = "no tensor";
     mui_axes axes;
     mui_file_tensor t;
-    mui_value *inner = NULL;
-    mui_meaning meaning = {.context = k->context, .path = k->path, .refs = k->refs};
-    int64_t elements = mui_dims_elements(dims);
-    if (v == NULL || mui_tensor_read(&meaning, v, &axes, &t, &inner, problem, sizeof(problem)) != MUI_IS_TENSOR ||
-        t.dtype == NULL || t.note != NULL) {
+    if (v == NULL || !mui_tensor_of(k, v, &axes, &t, problem) || t.dtype == NULL || t.note != NULL) {
         return mui_fail(k->context, MU_ERR_FORMAT, "%s: optimiser state '%s' of %s: %s", k->path, what, parameter,
                         problem);
     }
-    if (t.ndim != dims.ndim || memcmp(t.dim, dims.dim, (size_t)dims.ndim * sizeof(dims.dim[0])) != 0) {
+    if (!mui_shape_is(&t, dims)) {
         return mui_fail(k->context, MU_ERR_SHAPE, "%s: optimiser state '%s' of %s has another shape than the parameter",
                         k->path, what, parameter);
     }
-    size_t bytes = 0;
-    mu_status s = mui_tensor_bytes(k, what, &t, &bytes);
-    if (s == MU_OK && (!t.dtype->exact || !mui_can_convert(t.dtype->carrier, MU_F32))) {
-        s = mui_fail(k->context, MU_ERR_DTYPE, "%s: optimiser state '%s' of %s is of %s", k->path, what, parameter,
-                     t.dtype->name);
+    if (!t.dtype->exact || !mui_can_convert(t.dtype->carrier, MU_F32)) {
+        return mui_fail(k->context, MU_ERR_DTYPE, "%s: optimiser state '%s' of %s is of %s", k->path, what, parameter,
+                        t.dtype->name);
     }
-    void *as_stored = s == MU_OK ? mui_alloc(k->context, bytes) : NULL;
-    s = s == MU_OK && as_stored == NULL ? MU_ERR_NOMEM : s;
-    s = s == MU_OK ? mui_tensor_load(k, what, &t, as_stored) : s;
-    s = s == MU_OK ? mui_convert(k->context, t.dtype->carrier, MU_F32, elements, as_stored, out) : s;
-    mui_free(k->context, as_stored);
-    return s;
+    return mui_tensor_load_as(k, what, &t, MU_F32, out);
 }
 
 /* Adam's step: a float32 scalar since PyTorch 1.12, an int before. */
@@ -106,7 +95,7 @@ static mu_status read_parameter(mui_training_state *s, mu_checkpoint_file *k, in
         r = read_step(k, e.parameter->name, mui_dict_get(state, "step"), &s->progress[i].step);
     }
     for (int n = 0; n < s->states && r == MU_OK; n++) {
-        const char *name = sgd ? "momentum_buffer" : mui_optimizer_state_name(s->optimizer, n);
+        const char *name = mui_optimizer_state_name(s->optimizer, n);
         const mui_value *v = mui_dict_get(state, name);
         if (sgd && (v == NULL || v->kind == MUI_NONE)) {
             s->progress[i] = (mui_training_progress){0, 0}; /* SGD without momentum so far */

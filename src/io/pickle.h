@@ -90,6 +90,7 @@ const char *mui_kind_name(mui_kind k);
 bool mui_text_is(const mui_value *v, const char *text); /* a str equal to text */
 /* A global of this name; Python 2's names of the built-in modules count as Python 3's. */
 bool mui_global_is(const mui_value *v, const char *module, const char *name);
+bool mui_is_sequence(const mui_value *v); /* a list or a tuple; NULL is none */
 bool mui_slice_is(mui_slice s, const char *text);
 int mui_slice_compare(mui_slice a, mui_slice b); /* as strcmp */
 

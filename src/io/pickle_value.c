@@ -37,3 +37,8 @@ bool mui_global_is(const mui_value *v, const char *module, const char *name)
            (strcmp(module, "builtins") == 0 && mui_slice_is(v->global.module, "__builtin__")) ||
            (strcmp(module, "copyreg") == 0 && mui_slice_is(v->global.module, "copy_reg"));
 }
+
+bool mui_is_sequence(const mui_value *v)
+{
+    return v != NULL && (v->kind == MUI_LIST || v->kind == MUI_TUPLE);
+}

@@ -36,7 +36,7 @@ static double *numbers_of(mu_checkpoint_file *k, const char *name, const mui_val
     mui_value *inner = NULL, *one = (mui_value *)(uintptr_t)v;
     mui_value single = {.kind = MUI_LIST, .seq = {&one, 1, 1}};
     char problem[256] = "";
-    const mui_value *list = v->kind == MUI_LIST || v->kind == MUI_TUPLE ? v : NULL;
+    const mui_value *list = mui_is_sequence(v) ? v : NULL;
     list = v->kind == MUI_FLOAT || v->kind == MUI_INT ? &single : list;
     int64_t have = list != NULL ? (int64_t)list->seq.count : -1;
     if (list == NULL && mui_tensor_read(&meaning, v, &axes, &t, &inner, problem, sizeof(problem)) == MUI_IS_TENSOR &&

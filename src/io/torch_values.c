@@ -237,7 +237,7 @@ static bool read_dataless(const char *note, const mui_value *shape, const mui_va
 
 static mui_value *item_of(const mui_value *v, size_t i)
 {
-    return v != NULL && (v->kind == MUI_TUPLE || v->kind == MUI_LIST) && i < v->seq.count ? v->seq.items[i] : NULL;
+    return mui_is_sequence(v) && i < v->seq.count ? v->seq.items[i] : NULL;
 }
 
 /* (layout, (indices, values, size, ...)) or, compressed, (layout, (rows, columns, values, size)): the shape follows the

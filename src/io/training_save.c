@@ -16,11 +16,10 @@ typedef struct writer {
 
 static void put_numbers(writer *w, const mu_training *t)
 {
-    static const char *const kinds[] = {"SGD", "Adam", "AdamW"};
     mui_pickle_writer *p = &w->pickle;
     if (t->optimizer != NULL) {
         mui_pk_text(p, "optimizer_kind");
-        mui_pk_text(p, kinds[mui_optimizer_kind_of(t->optimizer)]);
+        mui_pk_text(p, mui_optimizer_kind_name(mui_optimizer_kind_of(t->optimizer)));
         mui_pk_text(p, "optimizer_steps");
         mui_pk_int(p, mu_optimizer_steps(t->optimizer));
     }

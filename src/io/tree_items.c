@@ -125,7 +125,7 @@ static bool add_initial_pairs(const mui_meaning *w, mui_tree_node *n, const mui_
     n->items += from->seq.count;
     for (size_t i = 0; i < from->seq.count; i++) {
         const mui_value *pair = from->seq.items[i];
-        if ((pair->kind == MUI_LIST || pair->kind == MUI_TUPLE) && pair->seq.count == 2 &&
+        if (mui_is_sequence(pair) && pair->seq.count == 2 &&
             mui_is_branching(pair->seq.items[1]) &&
             !mui_add_edge(w, n, (mui_edge){.kind = MUI_BY_KEY, .key = pair->seq.items[0], .child = pair->seq.items[1]})) {
             return false;

@@ -27,6 +27,7 @@ typedef struct mui_optimizer_entry {
 } mui_optimizer_entry;
 
 mui_optimizer_kind mui_optimizer_kind_of(const mu_optimizer *o);
+const char *mui_optimizer_kind_name(mui_optimizer_kind kind); /* "AdamW", as PyTorch has it */
 mu_context *mui_optimizer_context(const mu_optimizer *o);
 int mui_optimizer_groups(const mu_optimizer *o); /* at least 1 */
 mui_settings mui_optimizer_get_settings(const mu_optimizer *o, int group);

@@ -9,6 +9,12 @@ mui_optimizer_kind mui_optimizer_kind_of(const mu_optimizer *o)
     return o->kind;
 }
 
+const char *mui_optimizer_kind_name(mui_optimizer_kind kind)
+{
+    static const char *const names[] = {"SGD", "Adam", "AdamW"};
+    return names[kind];
+}
+
 mu_context *mui_optimizer_context(const mu_optimizer *o)
 {
     return o->context;
