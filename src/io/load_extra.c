@@ -20,33 +20,56 @@ static int by_path(const void *a, const void *b)
     return mui_slice_compare(((const mui_version *)a)->path, ((const mui_version *)b)->path);
 }
 
-mu_status mui_versions_read(mu_context *c, const mui_value *dict, mui_versions *out)
+static const char counter[] = "num_batches_tracked";
+enum { FIRST_WITH_COUNTER = 2 }; /* version of batch norms */
+
+/* Marks the state that the counter of the file's module at this path goes to. */
+static mu_status mark_tracked(const mui_plan *p, const mu_checkpoint_file *k, mui_match *m, mui_slice path, bool *tracked)
 {
+    char name[MUI_MAX_NAME_BYTES + 1];
+    if (path.bytes + sizeof(counter) >= sizeof(name)) {
+        return MU_OK; /* longer than names are */
+    }
+    snprintf(name, sizeof(name), "%.*s%s%s", (int)path.bytes, path.data, path.bytes > 0 ? "." : "", counter);
+    const mui_state *x = mui_match_state(m, k->path, name);
+    if (x != NULL) {
+        tracked[x - p->states.items] = true;
+    }
+    return mu_context_status(p->context);
+}
+
+mu_status mui_versions_read(const mui_plan *p, const mu_checkpoint_file *k, mui_match *m, mui_versions *out)
+{
+    mu_context *c = p->context;
+    const mui_value *dict = m->dict;
     const mui_seq *items = NULL;
-    *out = (mui_versions){.context = c};
+    *out = (mui_versions){.context = c, .tracked = mui_calloc(c, p->states.count, sizeof(*out->tracked))};
+    if (out->tracked == NULL) {
+        return MU_ERR_NOMEM;
+    }
     if (dict == NULL || dict->kind != MUI_OBJECT || !mui_dict_items(mui_dict_get(dict->object->state, "_metadata"), &items)) {
         return MU_OK;
     }
     out->items = mui_calloc(c, items->count / 2, sizeof(*out->items));
-    if (out->items == NULL) {
-        return MU_ERR_NOMEM;
-    }
-    for (size_t i = 0; i + 1 < items->count; i += 2) {
+    mu_status s = out->items != NULL ? MU_OK : MU_ERR_NOMEM;
+    for (size_t i = 0; i + 1 < items->count && s == MU_OK; i += 2) {
         const mui_value *key = items->items[i], *version = mui_dict_get(items->items[i + 1], "version");
         if (key->kind == MUI_STR && version != NULL && version->kind == MUI_INT) {
             out->items[out->count++] = (mui_version){key->text, version->i};
+            s = version->i >= FIRST_WITH_COUNTER ? mark_tracked(p, k, m, key->text, out->tracked) : MU_OK;
         }
     }
     if (out->count > 0) {
         qsort(out->items, out->count, sizeof(*out->items), by_path);
     }
-    return MU_OK;
+    return s;
 }
 
 void mui_versions_free(mui_versions *v)
 {
     if (v->context != NULL) {
         mui_free(v->context, v->items);
+        mui_free(v->context, v->tracked);
     }
     *v = (mui_versions){0};
 }
@@ -87,24 +110,13 @@ static const char *sibling(const mui_plan *p, const mui_match *m, size_t i)
 
 bool mui_may_be_missing(const mui_plan *p, const mui_match *m, const mui_versions *v, size_t i)
 {
-    static const char wanted[] = "num_batches_tracked";
     const mui_state *x = &p->states.items[i];
     size_t n = module_bytes(x->name);
-    if (x->parameter != NULL || strcmp(x->name + n + (n > 0), wanted) != 0) {
+    if (x->parameter != NULL || strcmp(x->name + n + (n > 0), counter) != 0) {
         return false;
     }
     const char *theirs = sibling(p, m, i);
-    if (theirs != NULL) {
-        return version_of(v, theirs, module_bytes(theirs)) < 2;
-    }
-    char path[MUI_MAX_NAME_BYTES + MUI_PREFIX_BYTES];
-    size_t prefix = strlen(m->renaming.prefix);
-    if (m->renaming.start == MUI_START_REMOVED) {
-        int whole = snprintf(path, sizeof(path), "%s%.*s", m->renaming.prefix, (int)n, x->name);
-        return version_of(v, path, (size_t)whole) < 2;
-    }
-    bool cut = m->renaming.start == MUI_START_ADDED && n >= prefix && strncmp(x->name, m->renaming.prefix, prefix) == 0;
-    return version_of(v, cut ? x->name + prefix : x->name, cut ? n - prefix : n) < 2;
+    return theirs != NULL ? version_of(v, theirs, module_bytes(theirs)) < FIRST_WITH_COUNTER : !v->tracked[i];
 }
 
 /* -- values that are no tensors ----------------------------------------------------------------------------------- */

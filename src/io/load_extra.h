@@ -10,9 +10,10 @@ typedef struct mui_versions {
     mu_context *context;
     struct mui_version *items;
     size_t count;
+    bool *tracked; /* of each state: it is the num_batches_tracked of a module that _metadata tells to have one */
 } mui_versions;
 
-mu_status mui_versions_read(mu_context *c, const mui_value *dict, mui_versions *out) MU_MUST_USE;
+mu_status mui_versions_read(const mui_plan *p, const mu_checkpoint_file *k, mui_match *m, mui_versions *out) MU_MUST_USE;
 void mui_versions_free(mui_versions *v);
 /* Whether states[i], which the file lacks, is left out of files like this one: num_batches_tracked, which came with
  * PyTorch 0.4.1 and version 2. PyTorch fills in 0. */

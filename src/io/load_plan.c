@@ -154,7 +154,7 @@ static mu_status decide(mui_plan *p, mu_checkpoint_file *k, const mu_load_option
     assign(p, k, m, v);
     mu_status s = mui_others_list(p, k, m, v);
     if (s == MU_OK) {
-        s = mui_versions_read(p->context, m->dict, &versions);
+        s = mui_versions_read(p, k, m, &versions);
         s = s == MU_OK ? judge(p, k, m, &versions, v) : s;
         mui_versions_free(&versions);
     }
