@@ -34,18 +34,19 @@ const char *with_commas(int64_t n, char out[32])
     return out;
 }
 
-/* Errors are printed once, at the end, from the context; a rehearsal's warnings come again in the run. */
+/* Errors are printed once, at the end, from the context; a rehearsal's warnings come again in the run, if there is one. */
 static void log_line(void *user, mu_log_level level, const char *message)
 {
     const session *s = user;
-    if (level == MU_LOG_ERROR || s->rehearsal) {
+    FILE *to = s->rehearsal ? s->held : stderr;
+    if (level == MU_LOG_ERROR || to == NULL) {
         return;
     }
     const char *what = level == MU_LOG_WARN ? "warning: " : "";
     if (s->size > 1) {
-        fprintf(stderr, "muster %s: rank %d: %s%s\n", s->o->command, s->rank, what, message);
+        fprintf(to, "muster %s: rank %d: %s%s\n", s->o->command, s->rank, what, message);
     } else {
-        fprintf(stderr, "muster %s: %s%s\n", s->o->command, what, message);
+        fprintf(to, "muster %s: %s%s\n", s->o->command, what, message);
     }
 }
 
@@ -63,6 +64,7 @@ int session_open(session *s, train_options *o, bool rehearsal)
     if (s->c == NULL) {
         return cli_fail(o->command, CLI_FAILED, "out of memory");
     }
+    s->held = rehearsal ? open_memstream(&s->held_text, &s->held_bytes) : NULL;
     s->world = rehearsal ? mu_group_self(s->c) : mu_group_from_env(s->c);
     if (s->world == NULL) {
         return session_close(s, CLI_FAILED, true);
@@ -95,9 +97,23 @@ static bool is_bad_input(mu_status status)
     }
 }
 
+static void end_rehearsal(session *s, bool refused)
+{
+    if (s->held == NULL) {
+        return;
+    }
+    if (fclose(s->held) == 0 && refused) {
+        fputs(s->held_text, stderr);
+    }
+    free(s->held_text);
+    s->held = NULL;
+    s->held_text = NULL;
+}
+
 int session_close(session *s, int code, bool early)
 {
     mu_status status = mu_context_status(s->c);
+    end_rehearsal(s, status < 0 || code != CLI_OK);
     if (status < 0) {
         /* Every rank says it: the launcher may end the others before rank 0 would. With --ranks the rehearsal has found
          * bad input before any rank was started. */

@@ -13,6 +13,9 @@ typedef struct session {
     mu_group *world;
     int rank, size;
     bool rehearsal;            /* only checks that the run can be set up */
+    FILE *held;                /* its warnings, printed if there will be no run */
+    char *held_text;
+    size_t held_bytes;
     mu_dataset *train, *test;
     bool no_test;              /* the data has no test part: `test` is the training data */
     mu_module *net;

@@ -223,7 +223,7 @@ def from_flags():
                 lines = done.stderr.strip().replace("muster eval", "muster train").split("\n")
                 lines = [x for x in lines if not x.startswith("Try 'muster")]
                 texts.add(lines[-1])
-                assert len(lines) == (1 if "--ranks" in command else 1 + warned), done.stderr
+                assert len(lines) == 1 + warned, done.stderr
             assert len(texts) == 1, texts
             return texts.pop()
 
