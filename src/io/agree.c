@@ -51,9 +51,8 @@ mu_status mui_agree(mu_context *c, mu_group *g, mu_status mine)
     return mui_fail(c, theirs, "%s", message);
 }
 
-mu_status mui_share(mu_context *c, mu_group *g, void *data, size_t bytes)
+mu_status mui_share(mu_group *g, void *data, size_t bytes)
 {
-    (void)c;
     mu_status s = MU_OK;
     for (size_t at = 0; at < bytes && s == MU_OK && mui_is_shared(g); at += PIECE_BYTES) {
         size_t n = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;

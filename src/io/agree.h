@@ -9,7 +9,7 @@
  * that failed. A rank that failed has its message in its context. */
 mu_status mui_agree(mu_context *c, mu_group *g, mu_status mine) MU_MUST_USE;
 /* Rank 0's bytes to all, in pieces. */
-mu_status mui_share(mu_context *c, mu_group *g, void *data, size_t bytes) MU_MUST_USE;
+mu_status mui_share(mu_group *g, void *data, size_t bytes) MU_MUST_USE;
 bool mui_is_reader(const mu_group *g); /* this rank is the one that reads the file */
 bool mui_is_shared(const mu_group *g);
 

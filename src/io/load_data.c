@@ -119,7 +119,6 @@ static mu_status find_laid_out(mui_plan *p, mu_group *g)
         s = mu_all_reduce(g, flags, (int64_t)count, MU_I32, MU_MAX);
     }
     for (size_t i = 0; i < count && s == MU_OK; i++) {
-        p->any_laid_out = p->any_laid_out || flags[i] != 0;
         p->items[i].laid_out = flags[i] != 0;
         if (flags[i] != 0 && p->items[i].take) {
             p->fragile[p->states.items[i].same_as] = true;

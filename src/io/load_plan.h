@@ -35,7 +35,6 @@ typedef struct mui_plan {
     char removed[MUI_PREFIX_BYTES], added[MUI_PREFIX_BYTES];
     mui_text text;
     mu_checkpoint_file *file; /* the reader's, open until all is written; the plan closes it */
-    bool any_laid_out;        /* among all states of all ranks, also those that are not taken */
     bool *fragile;            /* for the snapshot: states whose memory is at risk, see mui_snapshot_take */
     char *stored;             /* a stretch of elements in the file's type */
     char *piece;              /* a group: what is being sent */

@@ -44,7 +44,7 @@ mu_status mui_plan_share(mui_plan *p, mu_group *g)
     bool reader = mui_is_reader(g);
     header h = header_of(p);
     uint64_t own_hash = h.states_hash;
-    mu_status s = mui_share(p->context, g, &h, sizeof(h));
+    mu_status s = mui_share(g, &h, sizeof(h));
     if (s != MU_OK) {
         return s;
     }
@@ -62,8 +62,8 @@ mu_status mui_plan_share(mui_plan *p, mu_group *g)
         memcpy(text, mui_text_get(&p->text), p->text.length);
     }
     s = mui_agree(p->context, g, s);
-    s = s == MU_OK ? mui_share(p->context, g, flags, p->states.count) : s;
-    s = s == MU_OK ? mui_share(p->context, g, text, (size_t)h.text_bytes) : s;
+    s = s == MU_OK ? mui_share(g, flags, p->states.count) : s;
+    s = s == MU_OK ? mui_share(g, text, (size_t)h.text_bytes) : s;
     if (s == MU_OK) {
         s = mui_agree(p->context, g, reader ? MU_OK : take_over(p, &h, flags, text));
     }

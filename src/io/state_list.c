@@ -4,7 +4,6 @@
 #include "base/rng.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static bool add(void *user, const char *name, mu_tensor *value, mu_parameter *p)
 {
@@ -19,11 +18,6 @@ static bool add(void *user, const char *name, mu_tensor *value, mu_parameter *p)
     s->items[s->count] = (mui_state){.name = copy, .value = value, .parameter = p, .same_as = s->count};
     s->count++;
     return true;
-}
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp((*(mui_state *const *)a)->name, (*(mui_state *const *)b)->name);
 }
 
 static int by_value(const void *a, const void *b)
@@ -41,28 +35,24 @@ mu_status mui_states_list(mu_context *c, mu_module *root, mui_states *out)
     mui_arena_init(&s.arena, c);
     mu_status status = mu_module_each_state(root, add, &s);
     status = status == MU_OK ? mu_context_status(c) : status;
-    if (status == MU_OK) {
-        s.sorted = mui_calloc(c, s.count, sizeof(*s.sorted));
-        status = s.sorted != NULL ? MU_OK : MU_ERR_NOMEM;
-    }
+    mui_state **sorted = status == MU_OK ? mui_calloc(c, s.count, sizeof(*sorted)) : NULL;
+    status = status == MU_OK && sorted == NULL ? MU_ERR_NOMEM : status;
     if (status != MU_OK) {
         mui_states_free(&s);
         return status;
     }
     for (size_t i = 0; i < s.count; i++) {
-        s.sorted[i] = &s.items[i];
+        sorted[i] = &s.items[i];
     }
     if (s.count > 0) {
-        qsort(s.sorted, s.count, sizeof(*s.sorted), by_value);
+        qsort(sorted, s.count, sizeof(*sorted), by_value);
     }
     for (size_t i = 1; i < s.count; i++) {
-        if (s.sorted[i]->value == s.sorted[i - 1]->value) {
-            s.sorted[i]->same_as = s.sorted[i - 1]->same_as;
+        if (sorted[i]->value == sorted[i - 1]->value) {
+            sorted[i]->same_as = sorted[i - 1]->same_as;
         }
     }
-    if (s.count > 0) {
-        qsort(s.sorted, s.count, sizeof(*s.sorted), by_name);
-    }
+    mui_free(c, sorted);
     *out = s;
     return MU_OK;
 }
@@ -71,22 +61,7 @@ void mui_states_free(mui_states *s)
 {
     mui_arena_free(&s->arena);
     mui_free(s->context, s->items);
-    mui_free(s->context, s->sorted);
     *s = (mui_states){0};
-}
-
-static int name_against(const void *key, const void *state)
-{
-    return strcmp(key, (*(mui_state *const *)state)->name);
-}
-
-mui_state *mui_states_find(const mui_states *s, const char *name)
-{
-    if (s->count == 0) {
-        return NULL;
-    }
-    mui_state **found = bsearch(name, s->sorted, s->count, sizeof(*s->sorted), name_against);
-    return found != NULL ? *found : NULL;
 }
 
 uint64_t mui_states_hash(const mui_states *s)

@@ -17,14 +17,12 @@ typedef struct mui_states {
     mu_context *context;
     mui_arena arena;
     mui_state *items; /* state_dict order */
-    mui_state **sorted; /* by name */
     size_t count, capacity;
 } mui_states;
 
 /* On error nothing is left to free. */
 mu_status mui_states_list(mu_context *c, mu_module *root, mui_states *out) MU_MUST_USE;
 void mui_states_free(mui_states *s);
-mui_state *mui_states_find(const mui_states *s, const char *name); /* NULL: none */
 /* Over names, shapes and types: equal on ranks whose models are alike. */
 uint64_t mui_states_hash(const mui_states *s);
 

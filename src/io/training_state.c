@@ -137,8 +137,8 @@ mu_status mui_training_state_share(mui_training_state *t, mu_group *g)
         return MU_OK;
     }
     int64_t sizes[4] = {t->parameters, t->floats_count, t->groups, t->note != NULL ? (int64_t)strlen(t->note) : 0};
-    mu_status s = mui_share(t->context, g, sizes, sizeof(sizes));
-    s = s == MU_OK ? mui_share(t->context, g, &t->numbers, sizeof(t->numbers)) : s;
+    mu_status s = mui_share(g, sizes, sizeof(sizes));
+    s = s == MU_OK ? mui_share(g, &t->numbers, sizeof(t->numbers)) : s;
     if (s != MU_OK) {
         return s;
     }
@@ -152,11 +152,11 @@ mu_status mui_training_state_share(mui_training_state *t, mu_group *g)
     }
     s = mui_agree(t->context, g, s);
     if (s == MU_OK && t->numbers.has_note) {
-        s = mui_share(t->context, g, t->note, (size_t)sizes[3]);
+        s = mui_share(g, t->note, (size_t)sizes[3]);
     }
-    s = s == MU_OK ? mui_share(t->context, g, t->progress, (size_t)t->parameters * sizeof(*t->progress)) : s;
-    s = s == MU_OK ? mui_share(t->context, g, t->settings, (size_t)t->groups * sizeof(*t->settings)) : s;
-    return s == MU_OK ? mui_share(t->context, g, t->floats, (size_t)t->floats_count * sizeof(*t->floats)) : s;
+    s = s == MU_OK ? mui_share(g, t->progress, (size_t)t->parameters * sizeof(*t->progress)) : s;
+    s = s == MU_OK ? mui_share(g, t->settings, (size_t)t->groups * sizeof(*t->settings)) : s;
+    return s == MU_OK ? mui_share(g, t->floats, (size_t)t->floats_count * sizeof(*t->floats)) : s;
 }
 
 mu_status mui_training_state_apply(const mui_training_state *s)
