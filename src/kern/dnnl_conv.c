@@ -2,13 +2,15 @@
  * it is stored in wherever a fast implementation can work from it, else it is converted inside each call (it changes at
  * every step, so there is nothing to keep). Backward primitives are made when first asked for. */
 #include "kern/dnnl_compat.h"
+#include "kern/tap_conv.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* One direction: its primitive, and what it wants instead of the stored weight, the plan's x, or the plan's y. */
 typedef struct conv_pass {
-    mui_exec *exec;
+    mui_exec *exec; /* NULL with taps */
+    bool taps;      /* by tap_conv.h: there x_reorder, y_reorder of a result go back to the plan's layout */
     mui_exec *weight_reorder, *x_reorder, *y_reorder; /* NULL: works on the plan's layout */
     size_t weight_bytes, x_bytes, y_bytes;
 } conv_pass;
@@ -110,6 +112,27 @@ static bool weight_reorder(mui_engine *e, mui_md from, mui_md to, mui_exec **out
     return *out != NULL;
 }
 
+/* The pass by matrix products: what it reads and writes is in tap_conv.h's layouts, the rest is converted. */
+static mu_status make_taps(mui_engine *e, dnnl_conv *c, mui_conv_pass which)
+{
+    conv_pass *p = &c->pass[which];
+    conv_dims d = dims_of(&c->base.plan.shape);
+    mui_md x = mui_md_tagged(e, 4, d.x, dnnl_acdb), y = mui_md_tagged(e, 4, d.y, dnnl_acdb);
+    mui_md w = mui_md_tagged(e, 4, d.w, dnnl_cdba);
+    bool from_x = which != MUI_CONV_BACKWARD_DATA, from_y = which != MUI_CONV_FORWARD;
+    bool from_w = which != MUI_CONV_BACKWARD_WEIGHTS;
+    if (x == NULL || y == NULL || w == NULL || !weight_reorder(e, from_x ? c->x : x, from_x ? x : c->x, &p->x_reorder) ||
+        !weight_reorder(e, from_y ? c->y : y, from_y ? y : c->y, &p->y_reorder) ||
+        !weight_reorder(e, from_w ? c->stored : w, from_w ? w : c->stored, &p->weight_reorder)) {
+        return MU_ERR_DEVICE;
+    }
+    p->weight_bytes = mui_md_bytes(w);
+    p->x_bytes = mui_md_bytes(x);
+    p->y_bytes = mui_md_bytes(y);
+    p->taps = true;
+    return MU_OK;
+}
+
 static bool make_forward(mui_engine *e, dnnl_conv *c, mui_md stored)
 {
     const mui_conv2d_shape *s = &c->base.plan.shape;
@@ -124,6 +147,9 @@ static bool make_forward(mui_engine *e, dnnl_conv *c, mui_md stored)
     }
     p->weight_bytes = mui_md_bytes(w);
     c->stored_bytes = mui_md_bytes(stored);
+    if (mui_taps_pay(s, false)) {
+        return make_taps(e, c, MUI_CONV_FORWARD) == MU_OK;
+    }
     if (s->bias) {
         b = mui_md_plain(e, 1, (const int64_t[]){s->oc});
     }
@@ -146,6 +172,19 @@ static const float *wanted_weight(mui_engine *e, const conv_pass *p, const float
     return to;
 }
 
+/* Input of a pass converted to what it wants. NULL on failure. */
+static const float *wanted(mui_engine *e, mui_exec *reorder, size_t bytes, const float *from, mui_scratch slot)
+{
+    if (reorder == NULL) {
+        return from;
+    }
+    float *to = mui_engine_scratch(e, slot, bytes);
+    if (to == NULL || mui_exec_run(e, reorder, 2, (const void *const[]){from, to}) != MU_OK) {
+        return NULL;
+    }
+    return to;
+}
+
 static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *w, const float *bias,
                          float *y)
 {
@@ -155,7 +194,16 @@ static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const float *x
     if (w == NULL) {
         return MU_ERR_DEVICE;
     }
-    return mui_exec_run(e, pass->exec, p->shape.bias ? 4 : 3, (const void *const[]){x, w, y, bias});
+    if (!pass->taps) {
+        return mui_exec_run(e, pass->exec, p->shape.bias ? 4 : 3, (const void *const[]){x, w, y, bias});
+    }
+    x = wanted(e, pass->x_reorder, pass->x_bytes, x, MUI_SCRATCH_X);
+    float *out = pass->y_reorder == NULL ? y : mui_engine_scratch(e, MUI_SCRATCH_Y, pass->y_bytes);
+    if (x == NULL || out == NULL) {
+        return MU_ERR_DEVICE;
+    }
+    mu_status s = mui_tap_forward(e, &p->shape, x, w, bias, out);
+    return s == MU_OK && out != y ? mui_exec_run(e, pass->y_reorder, 2, (const void *const[]){out, y}) : s;
 }
 
 /* -- backward --------------------------------------------------------------------------------------------------- */
@@ -206,6 +254,10 @@ static mu_status make_backward(mui_engine *e, dnnl_conv *c, mui_conv_pass which)
 {
     bool data = which == MUI_CONV_BACKWARD_DATA;
     dnnl_primitive_desc_t pd = NULL;
+    if (mui_taps_pay(&c->base.plan.shape, !data) &&
+        (data || c->algorithm != dnnl_convolution_winograd)) {
+        return make_taps(e, c, which);
+    }
     mu_status s = choose_backward(e, c, which, &pd);
     if (s != MU_OK || pd == NULL) {
         return s != MU_OK ? s : use_reference(e, c);
@@ -237,19 +289,6 @@ static mu_status make_backward(mui_engine *e, dnnl_conv *c, mui_conv_pass which)
     return p->exec == NULL ? MU_ERR_DEVICE : MU_OK;
 }
 
-/* Input of a pass converted to what it wants. NULL on failure. */
-static const float *wanted(mui_engine *e, mui_exec *reorder, size_t bytes, const float *from, mui_scratch slot)
-{
-    if (reorder == NULL) {
-        return from;
-    }
-    float *to = mui_engine_scratch(e, slot, bytes);
-    if (to == NULL || mui_exec_run(e, reorder, 2, (const void *const[]){from, to}) != MU_OK) {
-        return NULL;
-    }
-    return to;
-}
-
 /* By the reference, which knows plain images only. */
 static mu_status reference_data(mui_engine *e, const dnnl_conv *c, const float *dy, const float *w, float *dx)
 {
@@ -269,12 +308,12 @@ static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *plan, const
 {
     dnnl_conv *c = (dnnl_conv *)plan; /* plans are the engine's: const for callers only */
     conv_pass *p = &c->pass[MUI_CONV_BACKWARD_DATA];
-    if (p->exec == NULL) {
+    if (p->exec == NULL && !p->taps) {
         mu_status s = make_backward(e, c, MUI_CONV_BACKWARD_DATA);
         if (s != MU_OK) {
             return s;
         }
-        if (p->exec == NULL) {
+        if (p->exec == NULL && !p->taps) {
             return reference_data(e, c, dy, w, dx);
         }
     }
@@ -284,7 +323,8 @@ static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *plan, const
     if (w == NULL || dy == NULL || out == NULL) {
         return MU_ERR_DEVICE;
     }
-    mu_status s = mui_exec_run(e, p->exec, 3, (const void *const[]){out, w, dy});
+    mu_status s = p->taps ? mui_tap_backward_data(e, &plan->shape, dy, w, out)
+                          : mui_exec_run(e, p->exec, 3, (const void *const[]){out, w, dy});
     if (s == MU_OK && p->x_reorder != NULL) {
         s = mui_exec_run(e, p->x_reorder, 2, (const void *const[]){out, dx});
     }
@@ -336,12 +376,12 @@ static mu_status backward_weights(mui_engine *e, const mui_conv2d_plan *plan, co
 {
     dnnl_conv *c = (dnnl_conv *)plan;
     conv_pass *p = &c->pass[MUI_CONV_BACKWARD_WEIGHTS];
-    if (p->exec == NULL) {
+    if (p->exec == NULL && !p->taps) {
         mu_status s = make_backward(e, c, MUI_CONV_BACKWARD_WEIGHTS);
         if (s != MU_OK) {
             return s;
         }
-        if (p->exec == NULL) {
+        if (p->exec == NULL && !p->taps) {
             return reference_weights(e, c, x, dy, dw, db, accumulate_w, accumulate_b);
         }
     }
@@ -354,7 +394,8 @@ static mu_status backward_weights(mui_engine *e, const mui_conv2d_plan *plan, co
     if (w == NULL || x == NULL || dy == NULL || (bias && b == NULL)) {
         return MU_ERR_DEVICE;
     }
-    mu_status s = mui_exec_run(e, p->exec, bias ? 4 : 3, (const void *const[]){x, w, dy, b});
+    mu_status s = p->taps ? mui_tap_backward_weights(e, &plan->shape, x, dy, w, b)
+                          : mui_exec_run(e, p->exec, bias ? 4 : 3, (const void *const[]){x, w, dy, b});
     if (s == MU_OK) {
         s = deliver_weight(e, c, p, w, dw, accumulate_w);
     }

@@ -2,6 +2,7 @@
  * compiler vectorises where the stride is 1. Images are plain; the weight may be stored in a backend's layout. */
 #include "kern/engine.h"
 #include "base/alloc.h"
+#include "kern/taps.h"
 
 #include <string.h>
 
@@ -10,37 +11,7 @@ static mu_dims weight_dims(const mui_conv2d_shape *s)
     return MU_DIMS(s->oc, s->ic / s->groups, s->kh, s->kw);
 }
 
-/* Outputs [first, last) for which o * stride - pad + k * dilation lies in [0, in). */
-typedef struct range {
-    int64_t first, last;
-} range;
-
-static range inside(int64_t in, int64_t out, int64_t stride, int64_t pad, int64_t offset)
-{
-    int64_t low = pad - offset; /* o * stride >= low */
-    int64_t high = in - 1 + pad - offset;
-    range r = {low <= 0 ? 0 : (low + stride - 1) / stride, high < 0 ? 0 : high / stride + 1};
-    r.last = r.last > out ? out : r.last;
-    r.first = r.first > r.last ? r.last : r.first;
-    return r;
-}
-
-/* One tap (r, q) of one pair of planes: which rows and columns of the output it reaches. */
-typedef struct tap {
-    range rows, columns;
-    int64_t row_shift, column_shift; /* input = output * stride + shift */
-} tap;
-
-static tap tap_of(const mui_conv2d_shape *s, int64_t r, int64_t q)
-{
-    tap t = {.rows = inside(s->ih, s->oh, s->stride[0], s->pad[0], r * s->dilation[0]),
-             .columns = inside(s->iw, s->ow, s->stride[1], s->pad[1], q * s->dilation[1]),
-             .row_shift = r * s->dilation[0] - s->pad[0],
-             .column_shift = q * s->dilation[1] - s->pad[1]};
-    return t;
-}
-
-static void plane_forward(const mui_conv2d_shape *s, tap t, const float *x, float w, float *y)
+static void plane_forward(const mui_conv2d_shape *s, mui_tap t, const float *x, float w, float *y)
 {
     for (int64_t i = t.rows.first; i < t.rows.last; i++) {
         const float *in = x + (i * s->stride[0] + t.row_shift) * s->iw;
@@ -51,7 +22,7 @@ static void plane_forward(const mui_conv2d_shape *s, tap t, const float *x, floa
     }
 }
 
-static void plane_backward(const mui_conv2d_shape *s, tap t, const float *dy, float w, float *dx)
+static void plane_backward(const mui_conv2d_shape *s, mui_tap t, const float *dy, float w, float *dx)
 {
     for (int64_t i = t.rows.first; i < t.rows.last; i++) {
         const float *out = dy + i * s->ow;
@@ -62,7 +33,7 @@ static void plane_backward(const mui_conv2d_shape *s, tap t, const float *dy, fl
     }
 }
 
-static double plane_weight(const mui_conv2d_shape *s, tap t, const float *x, const float *dy)
+static double plane_weight(const mui_conv2d_shape *s, mui_tap t, const float *x, const float *dy)
 {
     double sum = 0;
     for (int64_t i = t.rows.first; i < t.rows.last; i++) {
@@ -95,7 +66,7 @@ static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const float *x
                 const float *in = x + (n * s->ic + k / oc * ic + c) * in_plane;
                 const float *taps = w + (k * ic + c) * s->kh * s->kw;
                 for (int64_t r = 0; r < s->kh * s->kw; r++) {
-                    plane_forward(s, tap_of(s, r / s->kw, r % s->kw), in, taps[r], out);
+                    plane_forward(s, mui_tap_of(s, r / s->kw, r % s->kw), in, taps[r], out);
                 }
             }
         }
@@ -122,7 +93,7 @@ static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *p, const fl
                 float *in = dx + (n * s->ic + k / oc * ic + c) * in_plane;
                 const float *taps = w + (k * ic + c) * s->kh * s->kw;
                 for (int64_t r = 0; r < s->kh * s->kw; r++) {
-                    plane_backward(s, tap_of(s, r / s->kw, r % s->kw), out, taps[r], in);
+                    plane_backward(s, mui_tap_of(s, r / s->kw, r % s->kw), out, taps[r], in);
                 }
             }
         }
@@ -136,7 +107,7 @@ static void weight_gradient(const mui_conv2d_shape *s, const float *x, const flo
     for (int64_t k = 0; k < s->oc; k++) {
         for (int64_t c = 0; c < ic; c++) {
             for (int64_t r = 0; r < s->kh * s->kw; r++) {
-                tap t = tap_of(s, r / s->kw, r % s->kw);
+                mui_tap t = mui_tap_of(s, r / s->kw, r % s->kw);
                 double sum = 0;
                 for (int64_t n = 0; n < s->n; n++) {
                     sum += plane_weight(s, t, x + (n * s->ic + k / oc * ic + c) * in_plane,
