@@ -20,6 +20,7 @@ static const struct command {
     {"diff", "compare the tensors of two checkpoints", cmd_diff},
     {"verify", "read all of a checkpoint and say whether it is whole", cmd_verify},
     {"names", "tell which parameters the indices in PyTorch's DDP message mean", cmd_names},
+    {"bench", "measure training steps, reductions, loading, or this machine", cmd_bench},
     {"version", "print the version", cmd_version},
     {"help", "print this, or the help of a subcommand", cmd_help},
 };

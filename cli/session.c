@@ -82,7 +82,7 @@ int session_open(session *s, train_options *o, bool rehearsal)
     return -1;
 }
 
-static bool is_bad_input(mu_status status)
+bool is_bad_input(mu_status status)
 {
     switch (status) {
     case MU_ERR_ARG:

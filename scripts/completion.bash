@@ -3,8 +3,16 @@ _muster()
 {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W "train eval run inspect diff verify names convert version help" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "train eval run inspect diff verify names convert bench version help" -- "$cur")
         return
+    fi
+    local command=("${COMP_WORDS[1]}")
+    if [ "${COMP_WORDS[1]}" = bench ]; then
+        if [ "$COMP_CWORD" -eq 2 ]; then
+            mapfile -t COMPREPLY < <(compgen -W "$(muster bench --help | sed -n 's/^  \([a-z]*\) .*/\1/p')" -- "$cur")
+            return
+        fi
+        command+=("${COMP_WORDS[2]}")
     fi
     case "$prev" in
     --model) mapfile -t COMPREPLY < <(compgen -W "resnet20 resnet32 resnet44 resnet56 resnet18 resnet34 resnet50 cnn mlp" -- "$cur"); return ;;
@@ -14,7 +22,7 @@ _muster()
     --schedule) mapfile -t COMPREPLY < <(compgen -W "constant step cosine" -- "$cur"); return ;;
     esac
     if [[ $cur == -* ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$(muster "${COMP_WORDS[1]}" --help 2>/dev/null | grep -o -- '--[a-z-]*' | sort -u)" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "$(muster "${command[@]}" --help 2>/dev/null | grep -o -- '--[a-z-]*' | sort -u)" -- "$cur")
     else
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi

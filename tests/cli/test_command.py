@@ -10,7 +10,8 @@ import torch
 
 from cli_lib import MUSTER, Work, differences, make_data
 
-COMMANDS = ["train", "eval", "run", "inspect", "diff", "verify", "names"]
+COMMANDS = ["train", "eval", "run", "inspect", "diff", "verify", "names", "bench"]
+BENCH_PARTS = ["step"]
 
 
 def help_texts():
@@ -28,8 +29,8 @@ def help_texts():
         with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/muster.1"),
                   encoding="utf-8") as f:
             page = f.read().replace("\\-", "-")
-        for c in ("train", "eval", "inspect", "diff", "verify", "names"):
-            for flag in set(re.findall(r"^  (--[a-z-]+)", w.ok(c, "--help"), re.M)) - {"--help"}:
+        for c in ["train", "eval", "inspect", "diff", "verify", "names"] + ["bench " + part for part in BENCH_PARTS]:
+            for flag in set(re.findall(r"^  (--[a-z-]+)", w.ok(*c.split(), "--help"), re.M)) - {"--help"}:
                 assert flag in page, f"{flag} of {c} is not in docs/muster.1"
     print("help, version, man page")
 
@@ -355,9 +356,12 @@ def ranks():
 
 def install_completion():
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/completion.bash")
-    done = subprocess.run(["bash", "-c", f". {script}; COMP_WORDS=(muster tr); COMP_CWORD=1; _muster; "
-                           "echo ${COMPREPLY[*]}"], stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == "train\n", done.stdout
+    path = os.path.dirname(os.path.abspath(MUSTER)) + ":" + os.environ["PATH"]
+    for words, expected in (("muster tr", "train"), ("muster bench st", "step"), ("muster bench step --cifar", "--cifar-stem")):
+        done = subprocess.run(["bash", "-c", f". {script}; COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; _muster; "
+                               "echo ${COMPREPLY[*]}"], stdout=subprocess.PIPE, text=True, check=True,
+                              env=dict(os.environ, PATH=path))
+        assert done.stdout == expected + "\n", (words, done.stdout)
     print("completion")
 
 

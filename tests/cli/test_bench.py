@@ -1,0 +1,180 @@
+#!/usr/bin/python3
+"""muster bench from outside: what it prints, that it trains what PyTorch trains, bad input. test_bench.py CASE"""
+import json
+import os
+import re
+import sys
+
+import torch
+import torch.nn.functional as F
+
+from cli_lib import Work
+from torch_steps import Cnn, ResNet18
+
+LOSS_TOLERANCE = 1e-4
+STEP_KEYS = {"model", "batch", "ranks", "threads", "steps", "step_ms", "step_ms_all", "images_per_second", "loss_first",
+             "loss_last", "losses", "peak_rss_bytes", "job_rss_bytes", "first_step_at", "seconds_to_first_step", "ddp"}
+
+
+def is_spread(s):
+    assert set(s) == {"median", "min", "p10", "p90"}, s
+    assert 0 < s["min"] <= s["p10"] <= s["median"] <= s["p90"], s
+
+
+def bench_json(w, part, *args, **kw):
+    out = w.ok("bench", part, "--json", *args, **kw)
+    assert out.startswith("{") and out.endswith("}\n"), out
+    return json.loads(out)
+
+
+def make_batch(w, name, count, side=12, classes=5):
+    torch.manual_seed(1)
+    batch = {"x": torch.randn(count, 1, side, side), "y": torch.randint(classes, (count,))}
+    torch.save(batch, w.path_of(name))
+    return batch
+
+
+def close(a, b):
+    assert len(a) == len(b)
+    off = max(abs(x - y) / abs(y) for x, y in zip(a, b))
+    assert off < LOSS_TOLERANCE, f"{off:.1e}: {a} and {b}"
+
+
+CNN = ["--model", "cnn", "--channels", 1, "--side", 12, "--classes", 5]
+
+
+def step():
+    """Keys and numbers; the losses are PyTorch's, from a file's weights on a file's batch, by one rank and by two."""
+    with Work() as w:
+        batch = make_batch(w, "batch.pth", 16)
+        torch.manual_seed(2)
+        net = Cnn(1, 12, 5)
+        torch.save(net.state_dict(), w.path_of("initial.pth"))
+        for name, torch_optimizer in (
+                ("sgd", lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+                ("adam", lambda p: torch.optim.Adam(p, lr=0.002))):
+            net.load_state_dict(torch.load(w.path_of("initial.pth")))
+            optimizer = torch_optimizer(net.parameters())
+            expected = []
+            for _ in range(7):
+                loss = F.cross_entropy(net(batch["x"]), batch["y"])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                expected.append(loss.item())
+            assert expected[-1] < 0.9 * expected[0], expected
+            lr = 0.05 if name == "sgd" else 0.002
+            how = [*CNN, "--from", "initial.pth", "--batch-from", "batch.pth", "--optimizer", name, "--lr", lr, "--steps", 4,
+                   "--warmup", 3]
+            for ranks in (1, 2):
+                r = bench_json(w, "step", *how, "--batch", 16 // ranks, "--ranks", ranks)
+                assert STEP_KEYS <= set(r), STEP_KEYS - set(r)
+                close(r["losses"], expected)
+                assert r["loss_first"] == r["losses"][0] and r["loss_last"] == r["losses"][-1], r
+                assert (r["ranks"], r["batch"], r["steps"], r["ddp"]) == (ranks, 16 // ranks, 4, ranks > 1), r
+        # One process, its batch cut over two replicas.
+        close(bench_json(w, "step", *how, "--batch", 16, "--data-parallel", 2)["losses"], expected)
+        # Apart, each rank trains on its own half only.
+        r = bench_json(w, "step", *how, "--batch", 8, "--ranks", 2, "--no-ddp")
+        assert r["ddp"] is False and abs(r["loss_last"] - expected[-1]) > 1e-3, r
+        assert abs(r["loss_first"] - expected[0]) < 1e-4, r
+    print("losses are PyTorch's")
+
+
+class CifarResNet18(ResNet18):
+    """With the first layers that are usual for images of 32 x 32."""
+    def __init__(self):
+        super().__init__(3, 5)
+        self.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+
+    def forward(self, x):
+        x = self.layer1(F.relu(self.bn1(self.conv1(x))))
+        return self.fc(self.layer4(self.layer3(self.layer2(x))).mean((2, 3)))
+
+
+def cifar_stem():
+    """Weights of the changed network fit, and the loss is its own."""
+    with Work() as w:
+        torch.manual_seed(1)
+        x, y = torch.randn(4, 3, 16, 16), torch.randint(5, (4,))
+        net = CifarResNet18()
+        torch.save(net.state_dict(), w.path_of("initial.pth"))
+        torch.save({"x": x, "y": y}, w.path_of("batch.pth"))
+        r = bench_json(w, "step", "--model", "resnet18", "--cifar-stem", "--classes", 5, "--side", 16, "--batch", 4, "--from",
+                       "initial.pth", "--batch-from", "batch.pth", "--steps", 1, "--warmup", 0)
+        close(r["losses"], [F.cross_entropy(net(x), y).item()])
+    print("the stem is PyTorch's")
+
+
+def step_numbers():
+    """What is measured can be true."""
+    with Work() as w:
+        for ranks in (1, 2):
+            r = bench_json(w, "step", "--model", "resnet20", "--batch", 4, "--steps", 5, "--ranks", ranks)
+            is_spread(r["step_ms"])
+            assert len(r["step_ms_all"]) == 5 and min(r["step_ms_all"]) >= r["step_ms"]["min"], r
+            assert len(r["rank_ms"]) == ranks, r
+            rate = 1000 * ranks * 4 / r["step_ms"]["median"]
+            assert abs(r["images_per_second"] / rate - 1) < 1e-9, r
+            assert 2e6 < r["peak_rss_bytes"] < 1e9, r
+            if ranks == 1:
+                assert r["job_rss_bytes"] == r["peak_rss_bytes"], r
+            else:  # the other rank, and the launcher
+                assert r["peak_rss_bytes"] * 1.5 < r["job_rss_bytes"] < r["peak_rss_bytes"] * 3, r
+            # Five steps were not done before the process began.
+            assert r["seconds_to_first_step"] * 1000 > r["step_ms"]["min"] - 10, r
+            assert r["seconds_to_first_step"] < 100, r
+        more = bench_json(w, "step", "--model", "resnet20", "--batch", 64, "--steps", 2, "--warmup", 1)
+        assert more["step_ms"]["min"] > 3 * r["step_ms"]["min"], (more, r)
+        assert more["peak_rss_bytes"] > r["peak_rss_bytes"], (more, r)
+        text = w.ok("bench", "step", *CNN, "--steps", 2, "--ranks", 2)
+        for word in (r"2 ranks", r"^step +[\d.]+ ms", r"^images/s +[\d.]+", r"^loss +[\d.]+", r"^memory +[\d.]+ MB on a rank",
+                     r"^first step [\d.]+ s"):
+            assert re.search(word, text, re.M), (word, text)
+        assert not [f for f in os.listdir("/dev/shm") if "muster" in f]
+    print("numbers, text")
+
+
+def bad_input():
+    """One clear line, exit 2."""
+    with Work() as w:
+        make_batch(w, "batch.pth", 16)
+        torch.save({"x": torch.zeros(4, 1, 12, 12), "y": torch.zeros(4)}, w.path_of("floats.pth"))
+        torch.save({"x": torch.zeros(4, 1, 12, 12)}, w.path_of("no_y.pth"))
+        good = ["bench", "step", *CNN]
+        table = [
+            (["bench"], "usage"),
+            (["bench", "stop"], "stop"),
+            (["bench", "step"], "--model"),
+            (["bench", "step", "--model", "alexnet"], "resnet20"),
+            (good + ["--frobnicate"], "--frobnicate"),
+            (good + ["extra"], "extra"),
+            (good + ["--steps", 0], "--steps"),
+            (good + ["--lr", "nan"], "--lr"),
+            (good + ["--optimizer", "adamax"], "sgd|adam"),
+            (good + ["--cifar-stem"], "--cifar-stem"),
+            (good + ["--side", 14], "14"),
+            (good + ["--from", "missing.pth"], "missing.pth"),
+            (good + ["--from", "batch.pth"], "batch.pth"),
+            (good + ["--batch-from", "missing.pth"], "missing.pth"),
+            (good + ["--batch-from", "batch.pth", "--batch", 5], "(5, 1, 12, 12)"),
+            (good + ["--batch-from", "floats.pth", "--batch", 4], "int64 of (4)"),
+            (good + ["--batch-from", "no_y.pth", "--batch", 4], "int64 of (4)"),
+        ]
+        wrong = []
+        for args, word in table:
+            done = w.run(*args)
+            lines = [x for x in done.stderr.split("\n") if x and not x.startswith("Try 'muster")]
+            if done.returncode != 2 or word not in done.stderr or (args != ["bench"] and len(lines) != 1):
+                wrong.append(f"{args}: exit {done.returncode}, wanted {word!r}:\n{done.stderr}{done.stdout}")
+            if done.stdout:
+                wrong.append(f"{args}: printed {done.stdout}")
+        done = w.run(*good, "--ranks", 2, "--batch-from", "batch.pth", "--batch", 16)
+        if done.returncode != 2 or "(32, 1, 12, 12)" not in done.stderr or len(done.stderr.split("\n")) != 2:
+            wrong.append(f"two ranks: exit {done.returncode}: {done.stderr}")
+    assert not wrong, "\n".join(wrong)
+    print(f"{len(table) + 1} kinds of bad input: exit 2, one line")
+
+
+if __name__ == "__main__":
+    {"step": step, "cifar_stem": cifar_stem, "step_numbers": step_numbers, "bad_input": bad_input}[sys.argv[1]]()
