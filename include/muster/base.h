@@ -112,6 +112,22 @@ MU_API mu_status mu_complain(const mu_context *c, mu_status s);
 /* Prints the context's error and exits with status 1. The only call that ends a process; the library never uses it. */
 MU_API void mu_die(const mu_context *c);
 
+/* What a context has done since it was opened, in counts: the same in every run, unlike times. Take two readings and
+ * subtract. In a step from the third of its shape on, allocations and primitives stay where they are, and conversions
+ * are those the model needs every time. */
+typedef struct mu_counters {
+    uint64_t allocations;        /* blocks of memory asked of malloc; a group's region, reserved once, is none */
+    uint64_t allocated_bytes;    /* their sizes; what was given back is not taken off */
+    uint64_t layout_conversions; /* tensors copied from one memory layout into another: activations, gradients, values */
+    uint64_t weight_conversions; /* the same of a convolution's weight or its gradient, within a kernel that wants another */
+    uint64_t converted_bytes;    /* size of the copies of both kinds */
+    uint64_t primitives;         /* oneDNN kernels made */
+} mu_counters;
+
+/* Replicas of mu_data_parallel and threads of loaders count with their context; what they do while this reads may or may
+ * not be in it. What oneDNN allocates inside its calls is not counted. c NULL: all 0. */
+MU_API void mu_context_counters(const mu_context *c, mu_counters *out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -41,8 +41,9 @@ void *mui_alloc(mu_context *c, size_t bytes)
     }
     h->bytes = bytes;
     if (c != NULL) {
-        __atomic_fetch_add(&c->allocations, 1, __ATOMIC_RELAXED);
-        __atomic_fetch_add(&c->live_allocations, 1, __ATOMIC_RELAXED);
+        mui_count(&c->allocations, 1);
+        mui_count(&c->allocated_bytes, bytes);
+        mui_count(&c->live_allocations, 1);
     }
     return h + 1;
 }

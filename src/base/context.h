@@ -73,9 +73,13 @@ struct mu_context {
 
     /* Allocation accounting and failure injection, see alloc.h. */
     uint64_t allocations;      /* made so far through this context */
+    uint64_t allocated_bytes;
     uint64_t live_allocations; /* not yet freed */
     int64_t fail_after;        /* tests: >= 0 counts down, the allocation at 0 fails; -1: never */
     bool fail_forever;         /* tests: all later ones fail too */
+
+    /* What kernels did, see mu_counters: engines of several threads add to them, through mui_count. */
+    uint64_t layout_conversions, weight_conversions, converted_bytes, primitives;
 };
 
 /* Records the first error (later ones are dropped until cleared), logs it once, and returns s, so that
@@ -85,6 +89,12 @@ mu_status mui_fail(mu_context *c, mu_status s, const char *format, ...) MU_PRINT
 
 /* True when the context already has an error: builders return NULL at once. */
 bool mui_failed(const mu_context *c);
+
+/* Relaxed: a count orders nothing; mu_context_counters reads it. */
+static inline void mui_count(uint64_t *counter, uint64_t n)
+{
+    __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
+}
 
 void mui_log(mu_context *c, mu_log_level level, const char *format, ...) MU_PRINTF(3, 4);
 

@@ -417,6 +417,7 @@ mui_exec *mui_exec_new(mui_engine *e, dnnl_primitive_desc_t pd, int count, const
         mui_dnnl_fail(e, s, what);
         return NULL;
     }
+    mui_count(&e->context->primitives, 1);
     mui_md scratchpad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
     x->scratch_bytes = queried_bytes(pd, dnnl_query_scratchpad_md);
     if (!own(e, x->primitive, MUI_OBJECT_PRIMITIVE) || !add_memory(e, x, DNNL_ARG_SCRATCHPAD, scratchpad)) {

@@ -20,6 +20,7 @@ typedef struct mui_exec {
     dnnl_exec_arg_t arg[MUI_EXEC_ARGS];
     const void *data[MUI_EXEC_ARGS];
     size_t scratch_bytes; /* scratchpad; its argument is the first */
+    size_t out_bytes;     /* of a reorder: its result */
     const char *what;     /* for messages */
 } mui_exec;
 

@@ -159,6 +159,12 @@ static bool make_forward(mui_engine *e, dnnl_conv *c, mui_md stored)
     return p->exec != NULL;
 }
 
+static mu_status convert(mui_engine *e, mui_conversion what, mui_exec *reorder, const float *from, float *to)
+{
+    mui_count_conversion(e, what, reorder->out_bytes);
+    return mui_exec_run(e, reorder, 2, (const void *const[]){from, to});
+}
+
 /* The weight in the form the pass wants: w itself or a conversion in scratch. NULL on failure. */
 static const float *wanted_weight(mui_engine *e, const conv_pass *p, const float *w)
 {
@@ -166,7 +172,7 @@ static const float *wanted_weight(mui_engine *e, const conv_pass *p, const float
         return w;
     }
     float *to = mui_engine_scratch(e, MUI_SCRATCH_W, p->weight_bytes);
-    if (to == NULL || mui_exec_run(e, p->weight_reorder, 2, (const void *const[]){w, to}) != MU_OK) {
+    if (to == NULL || convert(e, MUI_CONVERT_WEIGHT, p->weight_reorder, w, to) != MU_OK) {
         return NULL;
     }
     return to;
@@ -179,7 +185,7 @@ static const float *wanted(mui_engine *e, mui_exec *reorder, size_t bytes, const
         return from;
     }
     float *to = mui_engine_scratch(e, slot, bytes);
-    if (to == NULL || mui_exec_run(e, reorder, 2, (const void *const[]){from, to}) != MU_OK) {
+    if (to == NULL || convert(e, MUI_CONVERT_LAYOUT, reorder, from, to) != MU_OK) {
         return NULL;
     }
     return to;
@@ -203,7 +209,7 @@ static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const float *x
         return MU_ERR_DEVICE;
     }
     mu_status s = mui_tap_forward(e, &p->shape, x, w, bias, out);
-    return s == MU_OK && out != y ? mui_exec_run(e, pass->y_reorder, 2, (const void *const[]){out, y}) : s;
+    return s == MU_OK && out != y ? convert(e, MUI_CONVERT_LAYOUT, pass->y_reorder, out, y) : s;
 }
 
 /* -- backward --------------------------------------------------------------------------------------------------- */
@@ -326,7 +332,7 @@ static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *plan, const
     mu_status s = p->taps ? mui_tap_backward_data(e, &plan->shape, dy, w, out)
                           : mui_exec_run(e, p->exec, 3, (const void *const[]){out, w, dy});
     if (s == MU_OK && p->x_reorder != NULL) {
-        s = mui_exec_run(e, p->x_reorder, 2, (const void *const[]){out, dx});
+        s = convert(e, MUI_CONVERT_LAYOUT, p->x_reorder, out, dx);
     }
     return s;
 }
@@ -361,7 +367,7 @@ static mu_status deliver_weight(mui_engine *e, const dnnl_conv *c, const conv_pa
     }
     if (p->weight_reorder != NULL) {
         float *to = accumulate ? mui_engine_scratch(e, MUI_SCRATCH_DW, c->stored_bytes) : dw;
-        mu_status s = to == NULL ? MU_ERR_NOMEM : mui_exec_run(e, p->weight_reorder, 2, (const void *const[]){raw, to});
+        mu_status s = to == NULL ? MU_ERR_NOMEM : convert(e, MUI_CONVERT_WEIGHT, p->weight_reorder, raw, to);
         if (s != MU_OK || !accumulate) {
             return s;
         }

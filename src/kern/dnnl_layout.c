@@ -204,7 +204,12 @@ mui_exec *mui_dnnl_reorder_exec(mui_engine *e, mui_md from, mui_md to)
         mui_dnnl_fail(e, dnnl_unimplemented, "reorder");
         return NULL;
     }
-    return mui_exec_new(e, pd, 2, (const int[]){DNNL_ARG_FROM, DNNL_ARG_TO}, (const mui_md[]){from, to}, "reorder");
+    mui_exec *x =
+        mui_exec_new(e, pd, 2, (const int[]){DNNL_ARG_FROM, DNNL_ARG_TO}, (const mui_md[]){from, to}, "reorder");
+    if (x != NULL) {
+        x->out_bytes = mui_md_bytes(to);
+    }
+    return x;
 }
 
 /* At least one layout is not NULL, so the dims are that one's (a grouped weight has five). */

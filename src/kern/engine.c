@@ -202,8 +202,14 @@ size_t mui_bytes_in_layout(mu_dims dims, const mui_layout *layout)
     return layout != NULL ? layout->bytes : (size_t)elements(dims) * sizeof(float);
 }
 
-mu_status mui_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const float *src, const mui_layout *to,
-                      float *dst)
+void mui_count_conversion(mui_engine *e, mui_conversion what, size_t bytes)
+{
+    mui_count(what == MUI_CONVERT_WEIGHT ? &e->context->weight_conversions : &e->context->layout_conversions, 1);
+    mui_count(&e->context->converted_bytes, bytes);
+}
+
+mu_status mui_reorder_as(mui_engine *e, mui_conversion what, mu_dims dims, const mui_layout *from, const float *src,
+                      const mui_layout *to, float *dst)
 {
     int64_t n = elements(dims);
     if ((from != NULL && from->elements != n) || (to != NULL && to->elements != n)) {
@@ -217,7 +223,14 @@ mu_status mui_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const
         memcpy(dst, src, mui_bytes_in_layout(dims, from));
         return MU_OK;
     }
+    mui_count_conversion(e, what, mui_bytes_in_layout(dims, to));
     return e->k.reorder(e, dims, from, src, to, dst);
+}
+
+mu_status mui_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const float *src, const mui_layout *to,
+                      float *dst)
+{
+    return mui_reorder_as(e, MUI_CONVERT_LAYOUT, dims, from, src, to, dst);
 }
 
 const float *mui_to_plain(mui_engine *e, mu_dims dims, const mui_layout *layout, const float *x, mui_scratch slot)
@@ -226,7 +239,8 @@ const float *mui_to_plain(mui_engine *e, mu_dims dims, const mui_layout *layout,
         return x;
     }
     float *plain = mui_engine_scratch(e, slot, (size_t)elements(dims) * sizeof(float));
-    if (plain == NULL || mui_reorder(e, dims, layout, x, NULL, plain) != MU_OK) {
+    mui_conversion what = slot == MUI_SCRATCH_W ? MUI_CONVERT_WEIGHT : MUI_CONVERT_LAYOUT;
+    if (plain == NULL || mui_reorder_as(e, what, dims, layout, x, NULL, plain) != MU_OK) {
         return NULL;
     }
     return plain;

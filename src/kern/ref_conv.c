@@ -158,7 +158,7 @@ static mu_status backward_weights(mui_engine *e, const mui_conv2d_plan *p, const
         return MU_ERR_NOMEM;
     }
     weight_gradient(s, x, dy, plain, false);
-    mu_status st = mui_reorder(e, dims, NULL, plain, p->w, stored);
+    mu_status st = mui_reorder_as(e, MUI_CONVERT_WEIGHT, dims, NULL, plain, p->w, stored);
     if (st == MU_OK && accumulate_w) {
         mui_axpy(e, (int64_t)(stored_bytes / sizeof(float)), 1.0f, stored, dw);
     }

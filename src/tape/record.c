@@ -196,6 +196,8 @@ mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout)
         return NULL;
     }
     if (x->layout == NULL && layout == NULL) {
+        mui_count(&t->context->layout_conversions, 1); /* of a view: no kernel knows what its copy is for */
+        mui_count(&t->context->converted_bytes, (uint64_t)mui_dims_elements(x->dims) * mu_dtype_bytes(x->dtype));
         mui_copy_strided(t->engine, x->dims, mu_dtype_bytes(x->dtype), x->data, x->stride, y->data, y->stride);
     } else if (mui_reorder(t->engine, x->dims, x->layout, (const float *)(void *)x->data, layout,
                            (float *)(void *)y->data) != MU_OK) {
