@@ -1,9 +1,7 @@
 /* See dnnl_compat.h. Written for oneDNN 2.6 and the 3.x interface. */
-#define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "kern/dnnl_compat.h"
 #include "base/alloc.h"
 
-#include <dlfcn.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 #include <string.h>
 
@@ -63,18 +61,6 @@ void mui_dnnl_close(mui_engine *e)
     if (e->dnnl != NULL) {
         close_all(e);
         e->dnnl = NULL; /* its memory is the engine's arena */
-    }
-}
-
-/* oneDNN fixes a primitive's number of threads when it is made, from the calling thread's OpenMP setting. Which OpenMP
- * runtime that is, oneDNN decides, so the function is looked up where oneDNN found it; without one there are no threads. */
-void mui_dnnl_set_threads(int threads)
-{
-    void *symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
-    if (symbol != NULL) {
-        void (*set)(int);
-        memcpy(&set, &symbol, sizeof(set)); /* ISO C has no cast from object to function pointer */
-        set(threads);
     }
 }
 
