@@ -49,8 +49,8 @@ bool session_evaluate(session *s, score *out)
     mu_batch b;
     /* correct, count, sum of losses */
     double sums[3] = {0, 0, 0};
-    bool was_training = mu_module_is_training(s->net);
-    mu_module_train(s->net, false);
+    bool was_training = mu_module_is_training(s->whole);
+    mu_module_train(s->whole, false);
     mu_group_set_phase(s->world, "evaluation");
     if (mu_loader_rewind(s->test_loader, 0, 0) < 0) {
         return false;
@@ -59,7 +59,7 @@ bool session_evaluate(session *s, score *out)
         if (b.samples == 0) {
             continue;
         }
-        mu_tensor *logits = mu_forward(s->test_tape, s->net, b.x);
+        mu_tensor *logits = mu_forward(s->test_tape, s->whole, b.x);
         mu_tensor *loss = mu_cross_entropy(s->test_tape, logits, b.y);
         if (loss == NULL || !scratch(s, b.samples) ||
             mu_tensor_read(logits, s->logits, b.samples * s->outputs) < 0 ||
@@ -73,7 +73,7 @@ bool session_evaluate(session *s, score *out)
     if (mu_context_status(s->c) < 0 || mu_all_reduce(s->world, sums, 3, MU_F64, MU_SUM) < 0) {
         return false;
     }
-    mu_module_train(s->net, was_training);
+    mu_module_train(s->whole, was_training);
     *out = (score){.correct = (int64_t)sums[0], .count = (int64_t)sums[1],
                    .loss = sums[1] > 0 ? sums[2] / sums[1] : 0};
     return true;

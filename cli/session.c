@@ -200,6 +200,7 @@ static int open_network(session *s)
     }
     s->net = mu_model(s->c, s->o->model,
                       &(mu_model_options){.classes = s->outputs, .in_channels = (int)d.dim[0], .side = (int)d.dim[1]});
+    s->whole = s->net;
     return s->net != NULL ? -1 : session_close(s, CLI_FAILED, true);
 }
 
@@ -293,6 +294,19 @@ static int synchronise_norms(session *s)
     }
     if (s->o->sync_bn) {
         session_say(s, "synchronised over the ranks: %" PRId64 " batch norms\n", count);
+    }
+    return -1;
+}
+
+static int replicate(session *s)
+{
+    int replicas = (int)s->o->replicas;
+    if (replicas > 1) {
+        s->whole = mu_data_parallel(s->net, &(mu_data_parallel_options){.replicas = replicas});
+        if (s->whole == NULL) {
+            return session_close(s, CLI_FAILED, true);
+        }
+        session_say(s, "each batch in parts: %d replicas in threads\n", replicas);
     }
     return -1;
 }
@@ -406,12 +420,12 @@ int session_setup_train(session *s)
         return code;
     }
     if ((code = try_forward(s)) >= 0 || (code = freeze(s)) >= 0 || (code = recompute(s)) >= 0 ||
-        (code = synchronise_norms(s)) >= 0) {
+        (code = synchronise_norms(s)) >= 0 || (code = replicate(s)) >= 0) {
         return code;
     }
     s->note = flags_note(train_flags, s->o);
     if (!s->rehearsal) {
-        s->ddp = mu_ddp_wrap(s->net, s->world, NULL);
+        s->ddp = mu_ddp_wrap(s->whole, s->world, NULL);
     }
     if (!make_optimizer(s) || !open_loaders(s)) {
         return session_close(s, CLI_FAILED, true);

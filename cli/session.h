@@ -18,7 +18,8 @@ typedef struct session {
     size_t held_bytes;
     mu_dataset *train, *test;
     bool no_test;              /* the data has no test part: `test` is the training data */
-    mu_module *net;
+    mu_module *net;            /* what is saved, by its own names */
+    mu_module *whole;          /* what runs: net, or the replicas around it */
     mu_ddp *ddp;
     mu_optimizer *optimizer;
     mu_loader *loader, *test_loader;

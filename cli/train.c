@@ -37,7 +37,7 @@ static mu_tensor *loss_of_nothing(session *s)
 {
     mu_dims d = mu_dataset_dims(s->test);
     mu_tensor *none = mu_tensor_zeros(s->tape, MU_DIMS(0, d.dim[0], d.dim[1], d.dim[2]));
-    return mu_sum(s->tape, mu_forward(s->tape, s->net, none));
+    return mu_sum(s->tape, mu_forward(s->tape, s->whole, none));
 }
 
 /* One optimiser step on this rank's batch. Fills loss (NaN when skipped). False on error. */
@@ -47,7 +47,7 @@ static bool train_step(run *r, const mu_batch *b, float *loss_out)
     mu_tensor *loss = NULL;
     *loss_out = NAN;
     if (b->samples > 0) {
-        loss = mu_cross_entropy_with(s->tape, mu_forward(s->tape, s->net, b->x), b->y,
+        loss = mu_cross_entropy_with(s->tape, mu_forward(s->tape, s->whole, b->x), b->y,
                                      &(mu_cross_entropy_options){.label_smoothing = (float)s->o->label_smoothing});
         if (loss == NULL) {
             return false;

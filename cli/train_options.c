@@ -92,6 +92,8 @@ const flag train_flags[] = {
     {"no-flip", FLAG_SWITCH, AT(no_flip), NULL, "no random left-right flips (digits, text)", 0, 0, FLAG_SAME},
     INPUT_FLAGS,
     MACHINE_FLAGS,
+    {"data-parallel", FLAG_INT, AT(replicas), "N", "replicas in threads of each rank, each with its part of the batch (1)",
+     1, 256, FLAG_WARN},
     {"save", FLAG_TEXT, AT(save), "FILE", "write the weights at the end, as a PyTorch checkpoint", 0, 0, FLAG_FREE},
     {"checkpoint", FLAG_TEXT, AT(checkpoint), "FILE", "write all training state each epoch, at the end and at SIGTERM",
      0, 0, FLAG_FREE},
@@ -314,7 +316,7 @@ static void fill_defaults(train_options *o)
 int train_options_parse(train_options *o, int argc, char **argv)
 {
     *o = (train_options){.command = "train",   .optimizer = "sgd",    .schedule = "cosine", .batch = 64, .workers = 1,
-                         .crop = -1,           .eval_every = 1,       .lr = UNSET,          .momentum = UNSET,
+                         .replicas = 1,         .crop = -1,           .eval_every = 1,       .lr = UNSET,          .momentum = UNSET,
                          .weight_decay = UNSET, .gamma = 0.1};
     int code = flags_parse("train", "Trains a network and prints its accuracy on the test data.", train_flags, o, argc,
                            argv);
@@ -329,6 +331,9 @@ int train_options_parse(train_options *o, int argc, char **argv)
     }
     if (o->nesterov && o->momentum == 0) {
         return cli_usage_error("train", "--nesterov needs a --momentum above 0");
+    }
+    if (o->replicas > 1 && o->sync_bn) {
+        return cli_usage_error("train", "--sync-bn and --data-parallel exclude each other: replicas are no ranks");
     }
     if ((code = check_readable(o, "resume", o->resume)) >= 0 || (code = check_writable(o, "save", o->save)) >= 0 ||
         (code = check_writable(o, "checkpoint", o->checkpoint)) >= 0 ||

@@ -20,7 +20,7 @@ typedef struct train_options {
     const char *model, *data, *from, *resume, *save, *checkpoint, *log, *report;
     const char *optimizer, *schedule;
     const char *mean_text, *std_text;
-    int64_t classes, head, side, ranks, epochs, steps, batch, threads, workers, warmup, decay_every, seed, crop;
+    int64_t classes, head, side, ranks, replicas, epochs, steps, batch, threads, workers, warmup, decay_every, seed, crop;
     int64_t eval_every;
     double lr, momentum, weight_decay, label_smoothing, clip, gamma, min_lr;
     bool nesterov, sync_bn, no_shuffle, no_augment, no_flip, no_winograd, reference, quiet;

@@ -71,7 +71,8 @@ typedef struct mu_context mu_context;
 
 typedef struct mu_context_options {
     uint64_t seed;            /* of initial values, shuffling, augmentation, dropout; 0 is a seed like another */
-    int threads;              /* compute threads of this rank; 0: OMP_NUM_THREADS if set, else 1 */
+    int threads;              /* compute threads of this rank; 0: OMP_NUM_THREADS if set, else 1. A process may fork at any
+                                 time (not within a call); the child uses contexts that it opens itself, not the parent's */
     mu_kernel_choice kernels; /* which kernels compute */
     bool no_winograd;         /* never use Winograd convolutions (about 6 times the rounding error of direct ones) */
     mu_log_level log_level;   /* messages above this level are dropped; 0: MU_LOG_WARN */

@@ -81,6 +81,8 @@ def bad_input():
             (good + ["--ranks", "0"], "--ranks"),
             (good + ["--freeze", "layer9.*"], "layer9"),
             (good + ["--recompute", "layer9.*"], "layer9"),
+            (good + ["--data-parallel", "0"], "--data-parallel"),
+            (good + ["--data-parallel", "2", "--sync-bn"], "--sync-bn"),
             (good + ["--classes", "5"], "--classes"),
             (good + ["--head", "3"], "--head"),
             (good + ["--from", "missing.pth"], "missing.pth"),
@@ -188,6 +190,40 @@ def head():
             assert ("computed again in backward" in out) == (extra != []), out
         assert not differences(w.load("kept.pth"), w.load("again.pth"))
     print("the head is replaced, the rest kept")
+
+
+def data_parallel():
+    """Replicas: the same losses but for rounding, names without "module.", and a resumed run is the unbroken one."""
+    with Work() as w:
+        def losses(name, *flags, model="cnn"):
+            w.train("--steps", 4, "--log", "log", "--save", name, *flags, model=model)
+            with open(w.path_of("log"), encoding="utf-8") as f:
+                return [json.loads(line)["loss"] for line in f]
+
+        for ranks in (["--ranks", 1], ["--ranks", 2]):
+            one, two = losses("one.pth", *ranks), losses("two.pth", "--data-parallel", 2, *ranks)
+            assert all(abs(a - b) < 1e-5 * abs(a) for a, b in zip(one, two)) and len(two) == 4, (one, two)
+            assert list(w.load("one.pth")) == list(w.load("two.pth")), list(w.load("two.pth"))
+        # Batch norm sees parts of the batch: the replicas are really there.
+        one, two = losses("one.pth", model="resnet20"), losses("two.pth", "--data-parallel", 2, model="resnet20")
+        assert 1e-4 < abs(one[0] - two[0]) < 1, (one, two)
+        assert list(w.load("one.pth")) == list(w.load("two.pth"))
+        out = w.train("--steps", 1, "--data-parallel", 2)
+        assert "2 replicas" in out, out
+        # What was saved is found again: by eval, by --from, by --resume with and without replicas.
+        out = w.train("--epochs", 2, "--data-parallel", 2, "--threads", 2, "--save", "whole.pth", "--checkpoint",
+                      "whole.ckpt", model="resnet20")
+        final = out.split("test accuracy")[-1].split(",")[0]
+        assert final in w.ok("eval", "--model", "resnet20", "--data", w.data, "--from", "whole.pth"), final
+        w.train("--epochs", 2, "--steps", 5, "--data-parallel", 2, "--threads", 2, "--checkpoint", "half.ckpt",
+                model="resnet20")
+        w.train("--epochs", 2, "--data-parallel", 2, "--threads", 2, "--resume", "half.ckpt", "--checkpoint", "rest.ckpt",
+                model="resnet20")
+        assert not differences(w.load("rest.ckpt"), w.load("whole.ckpt"))
+        out = w.train("--epochs", 2, "--resume", "half.ckpt", "--save", "alone.pth", model="resnet20")
+        assert "--data-parallel" in out, out
+        assert differences(w.load("alone.pth"), w.load("whole.pth"))
+    print("replicas: same losses, same names, resumed")
 
 
 def from_flags():
@@ -366,5 +402,5 @@ def install_completion():
 
 
 if __name__ == "__main__":
-    {"help": help_texts, "bad_input": bad_input, "learns": learns, "head": head, "from_flags": from_flags, "ranks": ranks,
+    {"help": help_texts, "bad_input": bad_input, "learns": learns, "head": head, "data_parallel": data_parallel, "from_flags": from_flags, "ranks": ranks,
      "completion": install_completion}[sys.argv[1]]()
