@@ -15,6 +15,9 @@ static const struct part {
     int (*run)(int argc, char **argv, bench_words whole);
 } parts[] = {
     {"step", "time of training steps, memory, and time to the first step", bench_step},
+    {"allreduce", "time of the mean over ranks, beside what the memory allows", bench_allreduce},
+    {"load", "images per second of the loader, time to load a checkpoint", bench_load},
+    {"machine", "peak of the cores and bandwidth of the memory", bench_machine},
 };
 
 static void print_parts(FILE *out)

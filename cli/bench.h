@@ -22,6 +22,9 @@ typedef struct bench_words {
     int argc;
     char **argv;
 } bench_words;
+int bench_allreduce(int argc, char **argv, bench_words whole);
+int bench_load(int argc, char **argv, bench_words whole);
+int bench_machine(int argc, char **argv, bench_words whole);
 int bench_step(int argc, char **argv, bench_words whole);
 
 /* Opens context and ranks; ranks 0: as many as there are. alone: a group of one, to check the input before any rank is

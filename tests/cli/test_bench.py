@@ -135,6 +135,63 @@ def step_numbers():
     print("numbers, text")
 
 
+def allreduce():
+    """The rows that were asked for; the sizes' units; each memory."""
+    with Work() as w:
+        for ranks, memory in ((2, "group"), (2, "own"), (3, "group"), (1, "group")):
+            r = bench_json(w, "allreduce", "--ranks", ranks, "--sizes", "4,6K,1M", "--iterations", 5, "--memory", memory)
+            assert r["ranks"] == ranks and r["memory"] == memory, r
+            assert [row["bytes"] for row in r["rows"]] == [4, 6144, 1 << 20], r
+            for row in r["rows"]:
+                is_spread(row["us"])
+                rate = row["bytes"] / row["us"]["median"] / 1000
+                assert abs(row["algbw_gb_s"] / rate - 1) < 1e-9, row
+                assert abs(row["share_of_limit"] / (row["algbw_gb_s"] / row["limit_gb_s"]) - 1) < 1e-9, row
+                # A terabyte a second is beyond any machine of today; one rank has nothing to do.
+                assert ranks == 1 or row["us"]["min"] > row["bytes"] / 1e6, row
+                assert row["limit_us"]["min"] > row["bytes"] / 1e6, row
+        text = w.ok("bench", "allreduce", "--sizes", "4K,1M", "--iterations", 2)
+        assert "2 ranks (shm)" in text and re.search(r"^ +4096 .* %$", text, re.M) and len(text.split("\n")) == 5, text
+        assert not [f for f in os.listdir("/dev/shm") if "muster" in f]
+    print("rows")
+
+
+def machine():
+    """Numbers that no processor of today is far from, and one core is not faster than all by much."""
+    with Work() as w:
+        for ranks in (1, 2):
+            r = bench_json(w, "machine", "--ranks", ranks, "--megabytes", 16, "--seconds", 0.05)
+            assert r["ranks"] == ranks and r["array_bytes"] == 16 << 20 and r["fma_bits"] in (128, 256, 512), r
+            assert 1 < r["fma_gflops"] < 1000, r
+            for name in ("fma_gflops", "read_gb_s", "write_gb_s", "copy_gb_s", "mean_gb_s"):
+                one, both = r[name], r[name + "_all"]
+                assert 0.1 < one < 2000 and (both == one if ranks == 1 else 0.2 < both / one < 10), (name, r)
+        text = w.ok("bench", "machine", "--ranks", 2, "--megabytes", 8, "--seconds", 0.01)
+        for word in (r"2 at once$", r"^multiply-add, \d+ bits, GFLOP/s +[\d.]+ +[\d.]+$", r"^copy of 8 MiB arrays, GB/s +"):
+            assert re.search(word, text, re.M), (word, text)
+    print("peak, bandwidth")
+
+
+def load():
+    """Images and checkpoints."""
+    with Work() as w:
+        for workers in (0, 1, 3):
+            r = bench_json(w, "load", "--data", w.data, "--batch", 50, "--workers", workers, "--seconds", 0.3, "--shuffle",
+                           "--crop", 2, "--flip")
+            assert r["workers"] == workers and r["batch"] == 50 and r["images"] > 203, r
+            assert 0.3 <= r["seconds"] < 100 and abs(r["images_per_second"] * r["seconds"] / r["images"] - 1) < 1e-9, r
+            is_spread(r["batch_ms"])
+        torch.save(Cnn(3, 12, 5).state_dict(), w.path_of("m.pth"))
+        r = bench_json(w, "load", "--checkpoint", "m.pth", "--model", "cnn", "--side", 12, "--classes", 5, "--times", 3)
+        assert r["tensors"] == 8 and r["bytes"] == os.path.getsize(w.path_of("m.pth")), r
+        is_spread(r["load_ms"])
+        text = w.ok("bench", "load", "--data", w.data, "--seconds", 0.05, "--checkpoint", "m.pth", "--model", "cnn", "--side", 12,
+                    "--classes", 5)
+        for word in (r"^images/s +\d+$", r"^batch +[\d.]+ ms", r"8 tensors, [\d.]+ kB$", r"^load +[\d.]+ ms"):
+            assert re.search(word, text, re.M), (word, text)
+    print("images, checkpoint")
+
+
 def bad_input():
     """One clear line, exit 2."""
     with Work() as w:
@@ -160,6 +217,21 @@ def bad_input():
             (good + ["--batch-from", "batch.pth", "--batch", 5], "(5, 1, 12, 12)"),
             (good + ["--batch-from", "floats.pth", "--batch", 4], "int64 of (4)"),
             (good + ["--batch-from", "no_y.pth", "--batch", 4], "int64 of (4)"),
+            (["bench", "allreduce", "--sizes", "4Q"], "4Q"),
+            (["bench", "allreduce", "--sizes", "5"], "divisible by 4"),
+            (["bench", "allreduce", "--sizes", "-4"], "-4"),
+            (["bench", "allreduce", "--sizes", "1M 2M"], "1M 2M"),
+            (["bench", "allreduce", "--sizes", "99999999999999999999"], "16G"),
+            (["bench", "allreduce", "--memory", "mine"], "group|own"),
+            (["bench", "machine", "--megabytes", 0], "--megabytes"),
+            (["bench", "machine", "--seconds", "long"], "long"),
+            (["bench", "load"], "--data"),
+            (["bench", "load", "--data", "mnist"], "idx:DIR"),
+            (["bench", "load", "--data", "idx:/nowhere"], "/nowhere"),
+            (["bench", "load", "--checkpoint", "batch.pth"], "--model"),
+            (["bench", "load", "--model", "cnn", "--data", w.data], "--checkpoint"),
+            (["bench", "load", "--checkpoint", "missing.pth", "--model", "cnn"], "missing.pth"),
+            (["bench", "load", "--checkpoint", "batch.pth", "--model", "cnn"], "batch.pth"),
         ]
         wrong = []
         for args, word in table:
@@ -177,4 +249,5 @@ def bad_input():
 
 
 if __name__ == "__main__":
-    {"step": step, "cifar_stem": cifar_stem, "step_numbers": step_numbers, "bad_input": bad_input}[sys.argv[1]]()
+    {"step": step, "cifar_stem": cifar_stem, "step_numbers": step_numbers, "allreduce": allreduce,
+     "machine": machine, "load": load, "bad_input": bad_input}[sys.argv[1]]()

@@ -11,7 +11,7 @@ import torch
 from cli_lib import MUSTER, Work, differences, make_data
 
 COMMANDS = ["train", "eval", "run", "inspect", "diff", "verify", "names", "bench"]
-BENCH_PARTS = ["step"]
+BENCH_PARTS = ["step", "allreduce", "load", "machine"]
 
 
 def help_texts():
