@@ -58,6 +58,7 @@ typedef struct step_run {
     double *seconds; /* of each measured step */
     double *losses;  /* of each step, warm-up too */
     double first_step_at, first_step_after;
+    mu_counters before, after; /* the measured steps */
 } step_run;
 
 static const char command[] = "bench step";
@@ -170,6 +171,9 @@ static bool measure(step_run *r)
         return false;
     }
     for (int64_t i = 0; i < o->warmup + o->steps; i++) {
+        if (i == o->warmup) {
+            mu_context_counters(r->b.c, &r->before);
+        }
         double begun = seconds_now();
         if (!one_step(r, &r->losses[i])) {
             return false;
@@ -182,6 +186,7 @@ static bool measure(step_run *r)
             r->first_step_after = seconds_since_start();
         }
     }
+    mu_context_counters(r->b.c, &r->after);
     return true;
 }
 
@@ -244,6 +249,21 @@ static int threads_of(const step_options *o)
     return o->threads > 0 ? (int)o->threads : from_omp > 0 ? from_omp : 1;
 }
 
+/* How often, or how many bytes, in each measured step. */
+static void print_counters(json *j, const step_run *r)
+{
+    const mu_counters *a = &r->before, *b = &r->after;
+    double steps = (double)r->o->steps;
+    json_open(j, "counters", '{');
+    json_number(j, "allocations", (double)(b->allocations - a->allocations) / steps);
+    json_number(j, "allocated_bytes", (double)(b->allocated_bytes - a->allocated_bytes) / steps);
+    json_number(j, "layout_conversions", (double)(b->layout_conversions - a->layout_conversions) / steps);
+    json_number(j, "weight_conversions", (double)(b->weight_conversions - a->weight_conversions) / steps);
+    json_number(j, "converted_bytes", (double)(b->converted_bytes - a->converted_bytes) / steps);
+    json_number(j, "primitives", (double)(b->primitives - a->primitives) / steps);
+    json_close(j);
+}
+
 static void print_json(const step_run *r, const step_result *s)
 {
     const step_options *o = r->o;
@@ -286,6 +306,7 @@ static void print_json(const step_run *r, const step_result *s)
     json_number(&j, "job_rss_bytes", s->job);
     json_number(&j, "first_step_at", s->first_step_at);
     json_number(&j, "seconds_to_first_step", s->first_step_after);
+    print_counters(&j, r); /* of rank 0 */
     json_close(&j);
 }
 
@@ -308,6 +329,11 @@ static void print_text(const step_run *r, const step_result *s)
         printf(" in all");
     }
     printf("\nfirst step %.2f s after the start\n", s->first_step_after);
+    double steps = (double)o->steps;
+    printf("in a step  %g allocations, %g copies into another layout, %g of weights\n",
+           (double)(r->after.allocations - r->before.allocations) / steps,
+           (double)(r->after.layout_conversions - r->before.layout_conversions) / steps,
+           (double)(r->after.weight_conversions - r->before.weight_conversions) / steps);
 }
 
 static int run(step_run *r)

@@ -124,6 +124,13 @@ def step_numbers():
             # Five steps were not done before the process began.
             assert r["seconds_to_first_step"] * 1000 > r["step_ms"]["min"] - 10, r
             assert r["seconds_to_first_step"] < 100, r
+        # From the third step on nothing is allocated; the first steps make kernels.
+        c = r["counters"]
+        assert set(c) == {"allocations", "allocated_bytes", "layout_conversions", "weight_conversions", "converted_bytes",
+                          "primitives"}, c
+        assert c["allocations"] == 0 and c["primitives"] == 0, c
+        first = bench_json(w, "step", "--model", "resnet20", "--batch", 4, "--steps", 1, "--warmup", 0)["counters"]
+        assert first["allocations"] > 0 and first["primitives"] > 10, first
         more = bench_json(w, "step", "--model", "resnet20", "--batch", 64, "--steps", 2, "--warmup", 1)
         assert more["step_ms"]["min"] > 3 * r["step_ms"]["min"], (more, r)
         assert more["peak_rss_bytes"] > r["peak_rss_bytes"], (more, r)
