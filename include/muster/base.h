@@ -75,6 +75,7 @@ typedef struct mu_context_options {
                                  time (not within a call); the child uses contexts that it opens itself, not the parent's */
     mu_kernel_choice kernels; /* which kernels compute */
     bool no_winograd;         /* never use Winograd convolutions (about 6 times the rounding error of direct ones) */
+    bool profile;             /* time every kernel, see muster/profile.h */
     mu_log_level log_level;   /* messages above this level are dropped; 0: MU_LOG_WARN */
     mu_log_fn log;            /* NULL: one line each to stderr, with rank when there is a group */
     void *log_user;           /* first argument of log */

@@ -13,6 +13,7 @@
 #include <muster/module.h>
 #include <muster/ops.h>
 #include <muster/optim.h>
+#include <muster/profile.h>
 #include <muster/reducer.h>
 #include <muster/tape.h>
 #include <muster/tensor.h>

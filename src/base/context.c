@@ -1,6 +1,7 @@
 /* Opening and closing contexts, ownership, and the first-error rule. */
 #include "base/context.h"
 #include "base/alloc.h"
+#include "base/profile.h"
 
 #include <limits.h>
 #include <stdarg.h>
@@ -68,6 +69,9 @@ mu_context *mu_context_open(const mu_context_options *options)
     c->log = o->log;
     c->log_user = o->log_user;
     c->fail_after = -1;
+    if (o->profile) {
+        c->profile = mui_profile_new(c); /* without memory for it, the context has the error, and no profile */
+    }
     return c;
 }
 
@@ -89,6 +93,7 @@ mu_status mu_context_close(mu_context *c)
         c->owned_count--;
         o.destroy(o.object);
     }
+    mui_free(c, c->profile);
     mui_free(c, c->owned);
     mu_status s = c->status;
     pthread_mutex_destroy(&c->shared_lock);

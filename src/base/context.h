@@ -78,6 +78,8 @@ struct mu_context {
     int64_t fail_after;        /* tests: >= 0 counts down, the allocation at 0 fails; -1: never */
     bool fail_forever;         /* tests: all later ones fail too */
 
+    struct mui_profile *profile; /* NULL: not asked for; see profile.h */
+
     /* What kernels did, see mu_counters: engines of several threads add to them, through mui_count. */
     uint64_t layout_conversions, weight_conversions, converted_bytes, primitives;
 };

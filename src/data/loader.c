@@ -2,6 +2,7 @@
 #include "data/loader.h"
 #include "base/alloc.h"
 #include "base/beacon.h"
+#include "base/profile.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -233,7 +234,10 @@ bool mui_loader_take(mu_loader *l, mui_loaded *out)
         return false;
     }
     mui_place before = mui_go(c, MUI_LOADER, NULL);
+    mui_timer timer;
+    mui_timer_start(&timer, c, MUI_KIND_LOADER_WAIT);
     mui_slot *slot = mui_workers_wait(l, l->step);
+    mui_timer_stop(&timer, 0, 0);
     mui_go(c, before.stage, before.path);
     int64_t good = sort_out(l, slot);
     if (good < 0) {

@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/beacon.h"
 #include "base/os.h"
+#include "base/profile.h"
 #include "base/rng.h"
 #include "ddp/replica.h"
 
@@ -182,7 +183,10 @@ static void became_ready(void *user, mu_parameter *p)
     mu_ddp *d = user;
     int64_t i = d->slice_of[p->index];
     if (i >= 0) {
+        mui_timer timer;
+        mui_timer_start(&timer, d->context, MUI_KIND_ALL_REDUCE);
         mui_reducer_ready(d->reducer, i, p->grad_state != MUI_GRAD_NONE);
+        mui_timer_stop(&timer, 0, 0);
     }
 }
 
@@ -421,6 +425,8 @@ static mu_status reduce(mu_ddp *d, step *s)
         }
     }
     run_backward(d, s);
+    mui_timer timer;
+    mui_timer_start(&timer, d->context, MUI_KIND_ALL_REDUCE_WAIT);
     double local = mui_now();
     d->buckets_early = mui_reducer_launched(d->reducer);
     mui_reducer_launch_rest(d->reducer);
@@ -430,6 +436,7 @@ static mu_status reduce(mu_ddp *d, step *s)
     mu_status reduced = mui_reducer_wait(d->reducer);
     mu_status averaged = mui_ddp_buffers_finish(d, &buffers);
     d->wait_seconds = mui_now() - local;
+    mui_timer_stop(&timer, 0, 0);
     mui_ddp_work(d, NULL);
     if (reduced == MU_OK) {
         note_times(d, forward, local);

@@ -161,8 +161,12 @@ static bool make_forward(mui_engine *e, dnnl_conv *c, mui_md stored)
 
 static mu_status convert(mui_engine *e, mui_conversion what, mui_exec *reorder, const float *from, float *to)
 {
+    mui_timer t;
     mui_count_conversion(e, what, reorder->out_bytes);
-    return mui_exec_run(e, reorder, 2, (const void *const[]){from, to});
+    mui_timer_start(&t, e->context, what == MUI_CONVERT_WEIGHT ? MUI_KIND_WEIGHT_REORDER : MUI_KIND_REORDER);
+    mu_status s = mui_exec_run(e, reorder, 2, (const void *const[]){from, to});
+    mui_timer_stop(&t, 0, 2.0 * (double)reorder->out_bytes);
+    return s;
 }
 
 /* The weight in the form the pass wants: w itself or a conversion in scratch. NULL on failure. */

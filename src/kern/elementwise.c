@@ -105,16 +105,20 @@ bool mui_unary_needs_output(mui_unary op)
 
 void mui_unary_forward(mui_engine *e, mui_unary op, int64_t n, const float *x, float *y, float a)
 {
-    (void)e;
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
     rows[op].forward(n, x, y, a);
+    mui_timer_stop(&t, 0, mui_float_bytes(2 * n));
 }
 
 void mui_unary_backward(mui_engine *e, mui_unary op, int64_t n, const float *x, const float *y, const float *dy,
                         float *dx, float a, bool accumulate)
 {
-    (void)e;
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
     const float *s = rows[op].needs_input ? x : rows[op].needs_output ? y : dy;
     rows[op].backward(n, s, dy, dx, a, accumulate);
+    mui_timer_stop(&t, 0, mui_float_bytes((s == dy ? 2 : 3) * n));
 }
 
 MUI_CLONES static void add_relu(int64_t n, const float *a, const float *b, float *y)
@@ -126,8 +130,10 @@ MUI_CLONES static void add_relu(int64_t n, const float *a, const float *b, float
 
 void mui_add_relu_forward(mui_engine *e, int64_t n, const float *a, const float *b, float *y)
 {
-    (void)e;
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
     add_relu(n, a, b, y);
+    mui_timer_stop(&t, 0, mui_float_bytes(3 * n));
 }
 
 MUI_CLONES void mui_fill(float *y, int64_t n, float value)
@@ -146,8 +152,10 @@ MUI_CLONES static void axpy(int64_t n, float a, const float *x, float *y)
 
 void mui_axpy(mui_engine *e, int64_t n, float a, const float *x, float *y)
 {
-    (void)e;
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
     axpy(n, a, x, y);
+    mui_timer_stop(&t, 0, mui_float_bytes(3 * n));
 }
 
 /* -- dropout ---------------------------------------------------------------------------------------------------- */
@@ -200,6 +208,8 @@ MUI_CLONES static void dropout(int64_t n, const float *x, float *y, float p, uin
 
 void mui_dropout(mui_engine *e, int64_t n, const float *x, float *y, float p, uint64_t key, uint64_t stream)
 {
-    (void)e;
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
     dropout(n, x, y, p, key, stream);
+    mui_timer_stop(&t, 0, mui_float_bytes(2 * n));
 }

@@ -188,18 +188,9 @@ const char *mui_layout_name(const mui_layout *layout)
     return layout == NULL ? "plain" : layout->name;
 }
 
-static int64_t elements(mu_dims dims)
-{
-    int64_t n = 1;
-    for (int i = 0; i < dims.ndim; i++) {
-        n *= dims.dim[i];
-    }
-    return n;
-}
-
 size_t mui_bytes_in_layout(mu_dims dims, const mui_layout *layout)
 {
-    return layout != NULL ? layout->bytes : (size_t)elements(dims) * sizeof(float);
+    return layout != NULL ? layout->bytes : (size_t)mui_elements(dims) * sizeof(float);
 }
 
 void mui_count_conversion(mui_engine *e, mui_conversion what, size_t bytes)
@@ -211,7 +202,7 @@ void mui_count_conversion(mui_engine *e, mui_conversion what, size_t bytes)
 mu_status mui_reorder_as(mui_engine *e, mui_conversion what, mu_dims dims, const mui_layout *from, const float *src,
                       const mui_layout *to, float *dst)
 {
-    int64_t n = elements(dims);
+    int64_t n = mui_elements(dims);
     if ((from != NULL && from->elements != n) || (to != NULL && to->elements != n)) {
         return mui_fail(e->context, MU_ERR_INTERNAL, "reorder from %s to %s: the layouts are not of %lld elements",
                         mui_layout_name(from), mui_layout_name(to), (long long)n);
@@ -223,8 +214,13 @@ mu_status mui_reorder_as(mui_engine *e, mui_conversion what, mu_dims dims, const
         memcpy(dst, src, mui_bytes_in_layout(dims, from));
         return MU_OK;
     }
-    mui_count_conversion(e, what, mui_bytes_in_layout(dims, to));
-    return e->k.reorder(e, dims, from, src, to, dst);
+    size_t bytes = mui_bytes_in_layout(dims, to);
+    mui_timer t;
+    mui_count_conversion(e, what, bytes);
+    mui_timer_start(&t, e->context, what == MUI_CONVERT_WEIGHT ? MUI_KIND_WEIGHT_REORDER : MUI_KIND_REORDER);
+    mu_status s = e->k.reorder(e, dims, from, src, to, dst);
+    mui_timer_stop(&t, 0, (double)(mui_bytes_in_layout(dims, from) + bytes));
+    return s;
 }
 
 mu_status mui_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const float *src, const mui_layout *to,
@@ -238,7 +234,7 @@ const float *mui_to_plain(mui_engine *e, mu_dims dims, const mui_layout *layout,
     if (layout == NULL || x == NULL) {
         return x;
     }
-    float *plain = mui_engine_scratch(e, slot, (size_t)elements(dims) * sizeof(float));
+    float *plain = mui_engine_scratch(e, slot, (size_t)mui_elements(dims) * sizeof(float));
     mui_conversion what = slot == MUI_SCRATCH_W ? MUI_CONVERT_WEIGHT : MUI_CONVERT_LAYOUT;
     if (plain == NULL || mui_reorder_as(e, what, dims, layout, x, NULL, plain) != MU_OK) {
         return NULL;
@@ -273,27 +269,52 @@ const mui_conv2d_plan *mui_conv2d_plan_get(mui_engine *e, const mui_conv2d_shape
 
 const mui_layout *mui_conv2d_weight_layout(mui_engine *e, mu_dims weight, int64_t groups, int64_t stride)
 {
-    if (e->k.conv2d_weight_layout == NULL || elements(weight) == 0) {
+    if (e->k.conv2d_weight_layout == NULL || mui_elements(weight) == 0) {
         return NULL;
     }
     return e->k.conv2d_weight_layout(e, weight, groups, stride);
 }
 
+static double conv_flops(const mui_conv2d_shape *s)
+{
+    return 2.0 * (double)(s->n * s->oc * s->oh * s->ow) * (double)(s->ic / s->groups * s->kh * s->kw);
+}
+
+static double conv_bytes(const mui_conv2d_plan *p)
+{
+    const mui_conv2d_shape *s = &p->shape;
+    return (double)(mui_bytes_in_layout(MU_DIMS(s->n, s->ic, s->ih, s->iw), p->x) +
+                    mui_bytes_in_layout(MU_DIMS(s->oc, s->ic / s->groups, s->kh, s->kw), p->w) +
+                    mui_bytes_in_layout(MU_DIMS(s->n, s->oc, s->oh, s->ow), p->y));
+}
+
 mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *w,
                              const float *bias, float *y)
 {
-    return ((const mui_conv2d_impl *)p)->forward(e, p, x, w, bias, y);
+    mui_timer t;
+    mui_timer_start(&t, e->context, MUI_KIND_CONV_FORWARD);
+    mu_status r = ((const mui_conv2d_impl *)p)->forward(e, p, x, w, bias, y);
+    mui_timer_stop(&t, conv_flops(&p->shape), conv_bytes(p));
+    return r;
 }
 
 mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, const float *dy, const float *w, float *dx)
 {
-    return ((const mui_conv2d_impl *)p)->backward_data(e, p, dy, w, dx);
+    mui_timer t;
+    mui_timer_start(&t, e->context, MUI_KIND_CONV_BACKWARD_DATA);
+    mu_status r = ((const mui_conv2d_impl *)p)->backward_data(e, p, dy, w, dx);
+    mui_timer_stop(&t, conv_flops(&p->shape), conv_bytes(p));
+    return r;
 }
 
 mu_status mui_conv2d_backward_weights(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *dy,
                                       float *dw, float *db, bool accumulate_w, bool accumulate_b)
 {
-    return ((const mui_conv2d_impl *)p)->backward_weights(e, p, x, dy, dw, db, accumulate_w, accumulate_b);
+    mui_timer t;
+    mui_timer_start(&t, e->context, MUI_KIND_CONV_BACKWARD_WEIGHTS);
+    mu_status r = ((const mui_conv2d_impl *)p)->backward_weights(e, p, x, dy, dw, db, accumulate_w, accumulate_b);
+    mui_timer_stop(&t, conv_flops(&p->shape), conv_bytes(p));
+    return r;
 }
 
 /* -- matrix product --------------------------------------------------------------------------------------------- */
@@ -303,16 +324,25 @@ mu_status mui_gemm(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t
     if (m == 0 || n == 0) {
         return MU_OK;
     }
-    if (k == 0) {
-        return mui_ref_gemm(e, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-    }
-    return e->k.gemm(e, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    mui_timer t;
+    mui_timer_start(&t, e->context, MUI_KIND_GEMM);
+    mu_status s = k == 0 ? mui_ref_gemm(e, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
+                         : e->k.gemm(e, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    mui_timer_stop(&t, 2.0 * (double)m * (double)n * (double)k,
+                   (double)sizeof(float) * ((double)m * (double)k + (double)k * (double)n + (double)m * (double)n));
+    return s;
 }
 
 /* -- batch normalisation ---------------------------------------------------------------------------------------- */
 static bool norm_is_empty(const mui_norm_shape *s)
 {
     return s->n == 0 || s->c == 0 || s->h == 0 || s->w == 0;
+}
+
+/* Of so many tensors like x. */
+static double norm_bytes(const mui_norm_shape *s, int tensors)
+{
+    return (double)mui_bytes_in_layout(MU_DIMS(s->n, s->c, s->h, s->w), s->layout) * tensors;
 }
 
 /* No values: mean and variance are 0, and so are all gradients. */
@@ -338,7 +368,11 @@ mu_status mui_batch_norm_forward(mui_engine *e, const mui_norm_shape *s, const f
         zero_channels(s->c, mean, var);
         return MU_OK;
     }
-    return e->k.norm_forward(e, s, x, gamma, beta, y, mean, var, mask);
+    mui_timer t;
+    mui_timer_start(&t, e->context, MUI_KIND_NORM_FORWARD);
+    mu_status r = e->k.norm_forward(e, s, x, gamma, beta, y, mean, var, mask);
+    mui_timer_stop(&t, 0, norm_bytes(s, 2));
+    return r;
 }
 
 mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
@@ -351,13 +385,24 @@ mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const 
         }
         return MU_OK;
     }
-    return e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, mask, dx, dgamma, dbeta, accumulate, false);
+    mui_timer t;
+    mui_timer_start(&t, e->context, MUI_KIND_NORM_BACKWARD);
+    mu_status r = e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, mask, dx, dgamma, dbeta, accumulate, false);
+    mui_timer_stop(&t, 0, norm_bytes(s, 3));
+    return r;
 }
 
 mu_status mui_batch_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
                                       const float *beta, const float *mean, const float *var, float *y)
 {
-    return norm_is_empty(s) ? MU_OK : e->k.norm_forward_eval(e, s, x, gamma, beta, mean, var, y);
+    if (norm_is_empty(s)) {
+        return MU_OK;
+    }
+    mui_timer t;
+    mui_timer_start(&t, e->context, MUI_KIND_NORM_FORWARD);
+    mu_status r = e->k.norm_forward_eval(e, s, x, gamma, beta, mean, var, y);
+    mui_timer_stop(&t, 0, norm_bytes(s, 2));
+    return r;
 }
 
 mu_status mui_batch_norm_backward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
@@ -370,13 +415,22 @@ mu_status mui_batch_norm_backward_eval(mui_engine *e, const mui_norm_shape *s, c
         }
         return MU_OK;
     }
-    return e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, NULL, dx, dgamma, dbeta, accumulate, true);
+    mui_timer t;
+    mui_timer_start(&t, e->context, MUI_KIND_NORM_BACKWARD);
+    mu_status r = e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, NULL, dx, dgamma, dbeta, accumulate, true);
+    mui_timer_stop(&t, 0, norm_bytes(s, 3));
+    return r;
 }
 
 /* -- pooling ---------------------------------------------------------------------------------------------------- */
 static bool pool_is_empty(const mui_pool2d_shape *s)
 {
     return s->n == 0 || s->c == 0 || s->oh == 0 || s->ow == 0;
+}
+
+static double pool_bytes(const mui_pool2d_shape *s)
+{
+    return (double)sizeof(float) * (double)(s->n * s->c) * (double)(s->ih * s->iw + s->oh * s->ow);
 }
 
 const mui_layout *mui_pool2d_out_layout(mui_engine *e, const mui_pool2d_shape *s)
@@ -391,7 +445,14 @@ size_t mui_pool2d_workspace_bytes(mui_engine *e, const mui_pool2d_shape *s)
 
 mu_status mui_pool2d_forward(mui_engine *e, const mui_pool2d_shape *s, const float *x, float *y, void *workspace)
 {
-    return pool_is_empty(s) ? MU_OK : e->k.pool_forward(e, s, x, y, workspace);
+    if (pool_is_empty(s)) {
+        return MU_OK;
+    }
+    mui_timer t;
+    mui_timer_start(&t, e->context, MUI_KIND_POOL_FORWARD);
+    mu_status r = e->k.pool_forward(e, s, x, y, workspace);
+    mui_timer_stop(&t, 0, pool_bytes(s));
+    return r;
 }
 
 mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
@@ -404,5 +465,9 @@ mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const fl
         }
         return MU_OK;
     }
-    return e->k.pool_backward(e, s, dy, workspace, dx);
+    mui_timer t;
+    mui_timer_start(&t, e->context, MUI_KIND_POOL_BACKWARD);
+    mu_status r = e->k.pool_backward(e, s, dy, workspace, dx);
+    mui_timer_stop(&t, 0, pool_bytes(s));
+    return r;
 }

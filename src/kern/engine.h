@@ -3,6 +3,7 @@
 #define MUI_ENGINE_H
 
 #include "base/arena.h"
+#include "base/profile.h"
 #include "kern/kern.h"
 
 /* One backend fills one of these. An entry it leaves NULL is taken from the reference. An entry of a backend that cannot
@@ -93,6 +94,26 @@ struct mui_engine {
     mui_arena kept;        /* plans and layouts: as long as the engine */
     struct mui_dnnl *dnnl; /* NULL: plain C only */
 };
+
+static inline int64_t mui_elements(mu_dims dims)
+{
+    int64_t n = 1;
+    for (int i = 0; i < dims.ndim; i++) {
+        n *= dims.dim[i];
+    }
+    return n;
+}
+
+/* For entry points that work without an engine too. */
+static inline void mui_kernel_start(mui_timer *t, const mui_engine *e, mui_kind kind)
+{
+    mui_timer_start(t, e != NULL ? e->context : NULL, kind);
+}
+/* Of n floats. */
+static inline double mui_float_bytes(int64_t n)
+{
+    return (double)n * (double)sizeof(float);
+}
 
 /* 64-byte aligned, contents undefined; NULL with MU_ERR_NOMEM. bytes 0 gives memory too. */
 void *mui_engine_scratch(mui_engine *e, mui_scratch slot, size_t bytes);

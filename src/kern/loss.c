@@ -15,8 +15,11 @@ MUI_CLONES static double sum_of(int64_t n, const float *x)
 
 double mui_sum(mui_engine *e, int64_t n, const float *x)
 {
-    (void)e;
-    return sum_of(n, x);
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_SUM);
+    double sum = sum_of(n, x);
+    mui_timer_stop(&t, 0, mui_float_bytes(n));
+    return sum;
 }
 
 MUI_CLONES double mui_sum_squares(int64_t n, const float *x)
@@ -82,10 +85,12 @@ MUI_CLONES static void log_softmax_row(int64_t n, const float *x, float *y)
 
 void mui_softmax_forward(mui_engine *e, int64_t rows, int64_t cols, const float *x, float *y, bool log)
 {
-    (void)e;
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_LOSS);
     for (int64_t r = 0; r < rows; r++) {
         (log ? log_softmax_row : softmax_row)(cols, x + r * cols, y + r * cols);
     }
+    mui_timer_stop(&t, 0, mui_float_bytes(2 * rows * cols));
 }
 
 MUI_CLONES static float dot_row(int64_t n, const float *a, const float *b)
@@ -117,10 +122,12 @@ MUI_CLONES static void log_softmax_backward_row(int64_t n, const float *y, const
 void mui_softmax_backward(mui_engine *e, int64_t rows, int64_t cols, const float *y, const float *dy, float *dx,
                           bool log)
 {
-    (void)e;
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_LOSS);
     for (int64_t r = 0; r < rows; r++) {
         (log ? log_softmax_backward_row : softmax_backward_row)(cols, y + r * cols, dy + r * cols, dx + r * cols);
     }
+    mui_timer_stop(&t, 0, mui_float_bytes(3 * rows * cols));
 }
 
 /* -- losses ----------------------------------------------------------------------------------------------------- */
@@ -148,7 +155,6 @@ MUI_CLONES static double cross_entropy_row(int64_t n, const float *x, int64_t la
 void mui_cross_entropy(mui_engine *e, int64_t rows, int64_t cols, const float *logits, const int64_t *labels,
                        float smoothing, int64_t ignore, float *loss, float *grad, int64_t *bad_row)
 {
-    (void)e;
     int64_t counted = 0;
     *bad_row = -1;
     for (int64_t r = 0; r < rows; r++) {
@@ -161,6 +167,8 @@ void mui_cross_entropy(mui_engine *e, int64_t rows, int64_t cols, const float *l
         }
         counted++;
     }
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_LOSS);
     double sum = 0;
     float scale = counted > 0 ? 1.0f / (float)counted : 0.0f;
     for (int64_t r = 0; r < rows; r++) {
@@ -172,6 +180,7 @@ void mui_cross_entropy(mui_engine *e, int64_t rows, int64_t cols, const float *l
         }
     }
     *loss = counted > 0 ? (float)(sum / (double)counted) : NAN;
+    mui_timer_stop(&t, 0, mui_float_bytes((grad != NULL ? 2 : 1) * rows * cols));
 }
 
 MUI_CLONES static double mse_part(int64_t n, const float *x, const float *target, float scale, float *grad)
@@ -190,8 +199,10 @@ MUI_CLONES static double mse_part(int64_t n, const float *x, const float *target
 
 void mui_mse(mui_engine *e, int64_t n, const float *x, const float *target, float *loss, float *grad)
 {
-    (void)e;
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_LOSS);
     *loss = n > 0 ? (float)(mse_part(n, x, target, 2.0f / (float)n, grad) / (double)n) : NAN;
+    mui_timer_stop(&t, 0, mui_float_bytes((grad != NULL ? 3 : 2) * n));
 }
 
 /* max(x, 0) - x t + log(1 + e^-|x|): never overflows. */
@@ -215,6 +226,8 @@ MUI_CLONES static double bce_part(int64_t n, const float *x, const float *target
 
 void mui_bce_with_logits(mui_engine *e, int64_t n, const float *x, const float *target, float *loss, float *grad)
 {
-    (void)e;
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_LOSS);
     *loss = n > 0 ? (float)(bce_part(n, x, target, 1.0f / (float)n, grad) / (double)n) : NAN;
+    mui_timer_stop(&t, 0, mui_float_bytes((grad != NULL ? 3 : 2) * n));
 }

@@ -99,19 +99,21 @@ ROW(row_mul, *)
 void mui_binary_forward(mui_engine *e, mui_binary op, mu_dims dims, const float *a, const int64_t *stride_a,
                         const float *b, const int64_t *stride_b, float *y)
 {
-    (void)e;
     int64_t stride_y[MU_MAX_DIMS];
     plain_strides(dims, stride_y);
     walk v;
     if (!walk_start(&v, dims, 3, (const int64_t *const[]){stride_a, stride_b, stride_y})) {
         return;
     }
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
     void (*row)(int64_t, const float *, int64_t, const float *, int64_t, float *) =
         op == MUI_ADD ? row_add : op == MUI_SUB ? row_sub : row_mul;
     int last = v.ndim - 1;
     do {
         row(v.dim[last], a + v.offset[0], v.stride[0][last], b + v.offset[1], v.stride[1][last], y + v.offset[2]);
     } while (walk_next(&v));
+    mui_timer_stop(&t, 0, mui_float_bytes(3 * mui_elements(dims)));
 }
 
 /* -- copies ----------------------------------------------------------------------------------------------------- */
@@ -136,11 +138,12 @@ COPY(copy_16, wide)
 void mui_copy_strided(mui_engine *e, mu_dims dims, size_t bytes, const void *src, const int64_t *src_stride, void *dst,
                       const int64_t *dst_stride)
 {
-    (void)e;
     walk v;
     if (!walk_start(&v, dims, 2, (const int64_t *const[]){src_stride, dst_stride})) {
         return;
     }
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_COPY);
     void (*copy)(int64_t, const char *, int64_t, char *, int64_t) = bytes == 1   ? copy_1
                                                                     : bytes == 2 ? copy_2
                                                                     : bytes == 4 ? copy_4
@@ -157,6 +160,7 @@ void mui_copy_strided(mui_engine *e, mu_dims dims, size_t bytes, const void *src
             copy(v.dim[last], from, ss, to, ds);
         }
     } while (walk_next(&v));
+    mui_timer_stop(&t, 0, 2.0 * (double)bytes * (double)mui_elements(dims));
 }
 
 /* -- sums ------------------------------------------------------------------------------------------------------- */
@@ -182,13 +186,15 @@ MUI_CLONES static void add_row(int64_t n, const float *src, int64_t ss, float *d
 void mui_add_strided(mui_engine *e, mu_dims dims, const float *src, const int64_t *src_stride, float *dst,
                      const int64_t *dst_stride)
 {
-    (void)e;
     walk v;
     if (!walk_start(&v, dims, 2, (const int64_t *const[]){src_stride, dst_stride})) {
         return;
     }
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
     int last = v.ndim - 1;
     do {
         add_row(v.dim[last], src + v.offset[0], v.stride[0][last], dst + v.offset[1], v.stride[1][last]);
     } while (walk_next(&v));
+    mui_timer_stop(&t, 0, mui_float_bytes(3 * mui_elements(dims)));
 }

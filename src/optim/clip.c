@@ -1,5 +1,6 @@
 /* Clipping gradients by their joint norm. */
 #include "optim/optimizer.h"
+#include "base/profile.h"
 
 #include <math.h>
 
@@ -24,6 +25,8 @@ mu_status mu_clip_grad_norm(mu_module *root, float max_norm, float *norm)
     }
     /* Parameter by parameter in registration order, so that the sum depends neither on the cut into buckets nor on the
      * rank: every rank scales by the same bits. Padding is zero and adds nothing. */
+    mui_timer timer;
+    mui_timer_start(&timer, source->context, MUI_KIND_OPTIMIZER);
     double squares = 0;
     const mu_parameter *bad = NULL;
     for (int64_t i = 0; i < s->count; i++) {
@@ -33,6 +36,7 @@ mu_status mu_clip_grad_norm(mu_module *root, float max_norm, float *norm)
             bad = bad == NULL && !isfinite(squares) ? p : bad;
         }
     }
+    mui_timer_stop(&timer, 0, 0);
     if (bad != NULL) {
         return mui_fail(source->context, MU_ERR_STATE,
                         "clipping gradients: their norm is %g, first because of parameter %s", sqrt(squares),
@@ -40,12 +44,14 @@ mu_status mu_clip_grad_norm(mu_module *root, float max_norm, float *norm)
     }
     float total = (float)sqrt(squares);
     float factor = max_norm / (total + 1e-6f); /* as PyTorch */
+    mui_timer_start(&timer, source->context, MUI_KIND_OPTIMIZER);
     for (int64_t i = 0; factor < 1 && i < s->count; i++) {
         const mu_parameter *p = s->parameters[i];
         if (counts(source, p)) {
             mui_scale_inplace((int64_t)p->capacity, s->grads + p->offset, factor);
         }
     }
+    mui_timer_stop(&timer, 0, 0);
     if (norm != NULL) {
         *norm = total;
     }

@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/beacon.h"
 #include "base/glob.h"
+#include "base/profile.h"
 #include "base/text.h"
 
 #include <math.h>
@@ -342,6 +343,9 @@ mu_status mu_optimizer_step(mu_optimizer *o)
         warn_unreduced(o, s);
     }
     run r = {0};
+    int64_t floats = 0;
+    mui_timer timer;
+    mui_timer_start(&timer, o->context, MUI_KIND_OPTIMIZER);
     uint64_t now = ++o->context->writes;
     for (int64_t i = 0; i < s->count; i++) {
         int64_t index = s->order[i];
@@ -362,6 +366,7 @@ mu_status mu_optimizer_step(mu_optimizer *o)
             r = (run){.offset = p->offset, .group = q->group, .first = !q->has_state, .step = q->step};
         }
         r.floats += p->capacity;
+        floats += (int64_t)p->capacity;
         q->has_state = true;
         if (!o->keep_grad) {
             p->grad_state = MUI_GRAD_NONE;
@@ -370,6 +375,9 @@ mu_status mu_optimizer_step(mu_optimizer *o)
     if (r.floats > 0) {
         update(o, s, &r);
     }
+    int states = (o->slabs[0] != NULL) + (o->slabs[1] != NULL);
+    /* The value and each state read and written, the gradient read. */
+    mui_timer_stop(&timer, 0, (double)floats * (double)sizeof(float) * (3 + 2 * states));
     o->steps++;
     s->clears += !o->keep_grad;
     mui_go(o->context, before.stage, before.path);
