@@ -1,23 +1,14 @@
 /* `muster bench step`: training steps on one batch that stays the same. A step is what a program's loop has between two
  * batches: the tape's reset, forward, loss, backward (of the reducer, with ranks), the optimiser. */
-#include "bench.h"
-#include "bench_batch.h"
+#include "bench_step.h"
 #include "commands.h"
 #include "flags.h"
 #include "progress.h"
 #include "relaunch.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct step_options {
-    const char *model, *from, *batch_from, *optimizer;
-    int64_t channels, side, classes, batch, ranks, threads, replicas, steps, warmup;
-    double lr, momentum, weight_decay;
-    bool cifar_stem, no_ddp, no_winograd, json;
-} step_options;
 
 #define AT(field) offsetof(step_options, field)
 
@@ -43,23 +34,10 @@ static const flag step_flags[] = {
     {"threads", FLAG_INT, AT(threads), "N", "compute threads of each rank (OMP_NUM_THREADS, else 1)", 1, 1024, FLAG_FREE},
     {"data-parallel", FLAG_INT, AT(replicas), "N", "replicas in threads of each rank (none)", 1, 1024, FLAG_FREE},
     {"no-winograd", FLAG_SWITCH, AT(no_winograd), NULL, "direct convolutions only", 0, 0, FLAG_FREE},
+    {"profile", FLAG_SWITCH, AT(profile), NULL, "time by kind of kernel, which takes some itself", 0, 0, FLAG_FREE},
     {"json", FLAG_SWITCH, AT(json), NULL, "write one JSON object", 0, 0, FLAG_FREE},
     {NULL, FLAG_END, 0, NULL, NULL, 0, 0, FLAG_FREE},
 };
-
-typedef struct step_run {
-    bench b;
-    const step_options *o;
-    mu_module *net;
-    mu_ddp *ddp; /* NULL: one rank, or ranks apart */
-    mu_optimizer *optimizer;
-    mu_tape *tape;
-    bench_batch batch;
-    double *seconds; /* of each measured step */
-    double *losses;  /* of each step, warm-up too */
-    double first_step_at, first_step_after;
-    mu_counters before, after; /* the measured steps */
-} step_run;
 
 static const char command[] = "bench step";
 
@@ -173,6 +151,7 @@ static bool measure(step_run *r)
     for (int64_t i = 0; i < o->warmup + o->steps; i++) {
         if (i == o->warmup) {
             mu_context_counters(r->b.c, &r->before);
+            mu_context_profile_reset(r->b.c);
         }
         double begun = seconds_now();
         if (!one_step(r, &r->losses[i])) {
@@ -189,19 +168,6 @@ static bool measure(step_run *r)
     mu_context_counters(r->b.c, &r->after);
     return true;
 }
-
-/* -- what is printed ------------------------------------------------------------------------------------------------ */
-
-typedef struct step_result {
-    spread ms;                /* of all ranks' steps */
-    double loss_first, loss_last; /* mean over the ranks */
-    double images_per_second; /* of all ranks */
-    double peak, job;         /* bytes: of the largest rank, and of all and the launcher */
-    double first_step_at, first_step_after;
-    int64_t count;            /* of losses */
-    double *losses;           /* mean over the ranks */
-    double *rank_ms;          /* median of each rank */
-} step_result;
 
 /* Puts together what the ranks found; all of it on every rank. */
 static bool gather(step_run *r, step_result *out)
@@ -242,98 +208,36 @@ static bool gather(step_run *r, step_result *out)
     return ok;
 }
 
-static int threads_of(const step_options *o)
+/* The same step under a profile, which counts operations, for two images: they are as many for each. In a context of its
+ * own and after all else, so that it takes part in nothing that was measured. GFLOP of one rank's step; 0 when it cannot be
+ * had, as without memory for it: no reason to fail. */
+static double count_gflop(const step_options *o)
 {
-    const char *omp = getenv("OMP_NUM_THREADS");
-    int from_omp = omp != NULL ? atoi(omp) : 0;
-    return o->threads > 0 ? (int)o->threads : from_omp > 0 ? from_omp : 1;
-}
-
-/* How often, or how many bytes, in each measured step. */
-static void print_counters(json *j, const step_run *r)
-{
-    const mu_counters *a = &r->before, *b = &r->after;
-    double steps = (double)r->o->steps;
-    json_open(j, "counters", '{');
-    json_number(j, "allocations", (double)(b->allocations - a->allocations) / steps);
-    json_number(j, "allocated_bytes", (double)(b->allocated_bytes - a->allocated_bytes) / steps);
-    json_number(j, "layout_conversions", (double)(b->layout_conversions - a->layout_conversions) / steps);
-    json_number(j, "weight_conversions", (double)(b->weight_conversions - a->weight_conversions) / steps);
-    json_number(j, "converted_bytes", (double)(b->converted_bytes - a->converted_bytes) / steps);
-    json_number(j, "primitives", (double)(b->primitives - a->primitives) / steps);
-    json_close(j);
-}
-
-static void print_json(const step_run *r, const step_result *s)
-{
-    const step_options *o = r->o;
-    json j = {0};
-    json_open(&j, NULL, '{');
-    json_text(&j, "model", o->model);
-    json_bool(&j, "cifar_stem", o->cifar_stem);
-    json_int(&j, "batch", o->batch);
-    json_int(&j, "channels", o->channels);
-    json_int(&j, "side", o->side);
-    json_int(&j, "ranks", r->b.size);
-    json_bool(&j, "ddp", r->ddp != NULL);
-    json_int(&j, "threads", threads_of(o));
-    json_int(&j, "data_parallel", o->replicas);
-    json_bool(&j, "winograd", !o->no_winograd);
-    json_text(&j, "optimizer", o->optimizer);
-    json_number(&j, "lr", o->lr);
-    json_int(&j, "steps", o->steps);
-    json_int(&j, "warmup", o->warmup);
-    json_spread(&j, "step_ms", s->ms);
-    json_open(&j, "step_ms_all", '['); /* of rank 0, in order */
-    for (int64_t i = 0; i < o->steps; i++) {
-        json_number(&j, NULL, 1e3 * r->seconds[i]);
+    step_options two = *o;
+    step_run r = {.o = &two};
+    const mu_profile_row *rows;
+    double flops = 0, loss;
+    two.batch = 2;
+    two.replicas = 0;
+    two.steps = 1;
+    two.warmup = 0;
+    two.from = two.batch_from = NULL;
+    if (bench_open(&r.b, command,
+                   &(mu_context_options){.threads = (int)o->threads, .no_winograd = o->no_winograd, .profile = true}, 0,
+                   true) >= 0 ||
+        build(&r, 1) >= 0) {
+        return 0;
     }
-    json_close(&j);
-    json_open(&j, "rank_ms", '[');
-    for (int i = 0; i < r->b.size; i++) {
-        json_number(&j, NULL, s->rank_ms[i]);
+    if (set_up(&r) && one_step(&r, &loss)) {
+        int n = mu_context_profile(r.b.c, &rows);
+        for (int i = 0; i < n; i++) {
+            flops += rows[i].flops;
+        }
     }
-    json_close(&j);
-    json_number(&j, "images_per_second", s->images_per_second);
-    json_number(&j, "loss_first", s->loss_first);
-    json_number(&j, "loss_last", s->loss_last);
-    json_open(&j, "losses", '[');
-    for (int64_t i = 0; i < s->count; i++) {
-        json_number(&j, NULL, s->losses[i]);
-    }
-    json_close(&j);
-    json_number(&j, "peak_rss_bytes", s->peak);
-    json_number(&j, "job_rss_bytes", s->job);
-    json_number(&j, "first_step_at", s->first_step_at);
-    json_number(&j, "seconds_to_first_step", s->first_step_after);
-    print_counters(&j, r); /* of rank 0 */
-    json_close(&j);
-}
-
-static void print_text(const step_run *r, const step_result *s)
-{
-    const step_options *o = r->o;
-    printf("%s%s: batch %" PRId64 " x %" PRId64 " x %" PRId64 " x %" PRId64 ", %d rank%s%s, %d thread%s, %s, %" PRId64
-           " steps after %" PRId64 "\n",
-           o->model, o->cifar_stem ? " (CIFAR stem)" : "", o->batch, o->channels, o->side, o->side, r->b.size,
-           r->b.size == 1 ? "" : "s", r->b.size > 1 && r->ddp == NULL ? " apart" : "", threads_of(o),
-           threads_of(o) == 1 ? "" : "s", o->optimizer, o->steps, o->warmup);
-    printf("step       %.3f ms (fastest %.3f, 10 %% %.3f, 90 %% %.3f)\n", s->ms.median, s->ms.min, s->ms.p10, s->ms.p90);
-    printf("images/s   %.1f\n", s->images_per_second);
-    printf("loss       %.6f, then %.6f\n", s->loss_first, s->loss_last);
-    printf("memory     ");
-    put_size((uint64_t)s->peak);
-    if (r->b.size > 1) {
-        printf(" on a rank, ");
-        put_size((uint64_t)s->job);
-        printf(" in all");
-    }
-    printf("\nfirst step %.2f s after the start\n", s->first_step_after);
-    double steps = (double)o->steps;
-    printf("in a step  %g allocations, %g copies into another layout, %g of weights\n",
-           (double)(r->after.allocations - r->before.allocations) / steps,
-           (double)(r->after.layout_conversions - r->before.layout_conversions) / steps,
-           (double)(r->after.weight_conversions - r->before.weight_conversions) / steps);
+    free(r.seconds);
+    free(r.losses);
+    bench_close(&r.b, CLI_OK, false);
+    return 1e-9 * flops * (double)o->batch / 2;
 }
 
 static int run(step_run *r)
@@ -345,10 +249,11 @@ static int run(step_run *r)
     }
     ok = measure(r) && gather(r, &s);
     if (ok && r->b.rank == 0) {
+        s.gflop = count_gflop(r->o);
         if (r->o->json) {
-            print_json(r, &s);
+            bench_step_print_json(r, &s);
         } else {
-            print_text(r, &s);
+            bench_step_print_text(r, &s);
         }
     }
     free(s.losses);
@@ -366,7 +271,9 @@ int bench_step(int argc, char **argv, bench_words whole)
     step_run r = {.o = &o};
     bool start_ranks = o.ranks > 1 && !in_launcher();
     code = bench_open(&r.b, command,
-                      &(mu_context_options){.threads = (int)o.threads, .no_winograd = o.no_winograd}, o.ranks, start_ranks);
+                      &(mu_context_options){
+                          .threads = (int)o.threads, .no_winograd = o.no_winograd, .profile = o.profile},
+                      o.ranks, start_ranks);
     if (code < 0) {
         code = build(&r, start_ranks ? (int)o.ranks : r.b.size);
     }

@@ -142,6 +142,38 @@ def step_numbers():
     print("numbers, text")
 
 
+def flops(channels, side, classes):
+    """Of the small network's step for one image, by hand: two for each multiply-add; forward, weights' gradients, and inputs'
+    for all but the first layer."""
+    half, quarter = side // 2, side // 4
+    first = channels * 32 * 9 * side * side
+    rest = 32 * 64 * 9 * half * half + 64 * quarter * quarter * 128 + 128 * classes
+    return 2 * (2 * first + 3 * rest)
+
+
+def profile():
+    """Operations are as many as the shapes ask for, with ranks and replicas too, and the rows are the step."""
+    with Work() as w:
+        for batch, more in ((16, []), (7, ["--ranks", 2]), (8, ["--data-parallel", 2])):
+            r = bench_json(w, "step", "--steps", 3, *CNN, "--batch", batch, *more)
+            expected = 1e-9 * batch * flops(1, 12, 5)
+            assert abs(r["gflop_per_step"] / expected - 1) < 1e-9, (r["gflop_per_step"], expected)
+            assert abs(r["gflops"] / (1000 * r["ranks"] * expected / r["step_ms"]["median"]) - 1) < 1e-9, r
+            assert "profile" not in r, r
+        r = bench_json(w, "step", "--steps", 5, *CNN, "--batch", 16, "--profile")
+        rows = {row["kind"]: row for row in r["profile"]}
+        assert {"conv_forward", "conv_backward_data", "conv_backward_weights", "gemm", "pool_forward", "loss",
+                "optimizer"} <= set(rows), rows
+        expected = 1e-9 * 16 * flops(1, 12, 5)
+        assert abs(sum(row["gflop"] for row in rows.values()) / expected - 1) < 1e-9, (rows, expected)
+        assert rows["conv_forward"]["calls"] == 2 and rows["conv_backward_data"]["calls"] == 1, rows
+        total = sum(row["ms"] for row in rows.values())
+        assert 0.2 * total < sum(r["step_ms_all"]) / 5 and total < 1.001 * sum(r["step_ms_all"]) / 5, (total, r)
+        text = w.ok("bench", "step", "--steps", 2, *CNN, "--profile")
+        assert re.search(r"^conv_forward +2.0 +[\d.]+ +[\d.]+ % ", text, re.M) and "everything else" in text, text
+    print("operations, rows")
+
+
 def allreduce():
     """The rows that were asked for; the sizes' units; each memory."""
     with Work() as w:
@@ -256,5 +288,5 @@ def bad_input():
 
 
 if __name__ == "__main__":
-    {"step": step, "cifar_stem": cifar_stem, "step_numbers": step_numbers, "allreduce": allreduce,
+    {"step": step, "cifar_stem": cifar_stem, "step_numbers": step_numbers, "profile": profile, "allreduce": allreduce,
      "machine": machine, "load": load, "bad_input": bad_input}[sys.argv[1]]()
