@@ -25,11 +25,11 @@ check:
 	@cmake --build $(BUILD) -j $(JOBS) -- --quiet
 	@ctest --test-dir $(BUILD) --output-on-failure --no-label-summary -j $(JOBS)
 
-# images/s against PyTorch on the same cores.
+# Against PyTorch and MPI on the same cores; ROUNDS, WORKLOADS and QUICK are bench/run.py's.
 bench:
 	@scripts/deps.sh bench
 	@$(MAKE) --no-print-directory build
-	@MUSTER=$(BUILD)/muster bench/run.sh
+	@/usr/bin/python3 bench/run.py --build $(BUILD)
 
 install:
 	@test -f $(BUILD)/CMakeCache.txt || $(MAKE) --no-print-directory build

@@ -2,20 +2,24 @@
 # Installs the Debian packages that Muster needs. Quiet when they are already there.
 #   scripts/deps.sh build    to build the library and the command, and for the demo
 #   scripts/deps.sh check    and for all tests (PyTorch is the oracle); the default
-#   scripts/deps.sh ci       and for .ci/run (clang)
+#   scripts/deps.sh bench    and for make bench, which compares with MPI too
+#   scripts/deps.sh ci       (check's) and for .ci/run (clang)
 set -eu
 
 build="gcc libc6-dev make cmake ninja-build pkg-config libdnnl-dev zlib1g-dev libdeflate-dev libturbojpeg0-dev libspng-dev
        libjansson-dev dataset-fashion-mnist"
 check="libcmocka-dev g++ binutils unzip ziptool python3 python3-numpy python3-torch python3-torchvision python3-pil"
+# Without OpenBLAS, PyTorch has the reference BLAS, which is no peer.
+bench="python3-venv libopenblas0-pthread libopenmpi-dev openmpi-bin libmpich-dev mpich"
 ci="clang"
 
 case "${1:-check}" in
 build) want="$build" ;;
-check | bench) want="$build $check" ;;
+check) want="$build $check" ;;
+bench) want="$build $check $bench" ;;
 ci) want="$build $check $ci" ;;
 *)
-    echo "usage: scripts/deps.sh [build|check|ci]" >&2
+    echo "usage: scripts/deps.sh [build|check|bench|ci]" >&2
     exit 2
     ;;
 esac

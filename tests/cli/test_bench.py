@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from cli_lib import Work
-from torch_steps import Cnn, ResNet18
+from torch_steps import torch_models
 
 LOSS_TOLERANCE = 1e-4
 STEP_KEYS = {"model", "batch", "ranks", "threads", "steps", "step_ms", "step_ms_all", "images_per_second", "loss_first",
@@ -48,7 +48,7 @@ def step():
     with Work() as w:
         batch = make_batch(w, "batch.pth", 16)
         torch.manual_seed(2)
-        net = Cnn(1, 12, 5)
+        net = torch_models.Cnn(1, 12, 5)
         torch.save(net.state_dict(), w.path_of("initial.pth"))
         for name, torch_optimizer in (
                 ("sgd", lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
@@ -81,7 +81,7 @@ def step():
     print("losses are PyTorch's")
 
 
-class CifarResNet18(ResNet18):
+class CifarResNet18(torch_models.ResNet18):
     """With the first layers that are usual for images of 32 x 32."""
     def __init__(self):
         super().__init__(3, 5)
@@ -220,7 +220,7 @@ def load():
             assert r["workers"] == workers and r["batch"] == 50 and r["images"] > 203, r
             assert 0.3 <= r["seconds"] < 100 and abs(r["images_per_second"] * r["seconds"] / r["images"] - 1) < 1e-9, r
             is_spread(r["batch_ms"])
-        torch.save(Cnn(3, 12, 5).state_dict(), w.path_of("m.pth"))
+        torch.save(torch_models.Cnn(3, 12, 5).state_dict(), w.path_of("m.pth"))
         r = bench_json(w, "load", "--checkpoint", "m.pth", "--model", "cnn", "--side", 12, "--classes", 5, "--times", 3)
         assert r["tensors"] == 8 and r["bytes"] == os.path.getsize(w.path_of("m.pth")), r
         is_spread(r["load_ms"])

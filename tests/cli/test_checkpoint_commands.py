@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cli_lib import Work
-from torch_steps import ResNet18
+from torch_steps import torch_models
 
 
 class Looker(Work):
@@ -355,7 +355,7 @@ def names():
         check(Tied())
         custom = Custom()
         check(custom, "--buffers", "^table$", "--frozen", "^scale$")
-        net = ResNet18(3, 1000)
+        net = torch_models.ResNet18(3, 1000)
         check(net)
         for n, p in net.named_parameters():
             p.requires_grad_(not n.startswith(("conv1", "bn1", "layer1")))

@@ -9,12 +9,11 @@ import tempfile
 
 import numpy as np
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "..", "bench"))
-from torch_train import ResNet20  # noqa: E402
+import torch_models  # noqa: E402
 
 LOSS_TOLERANCE = 1e-4
 MOMENTUM, DECAY = 0.9, 5e-4
@@ -27,91 +26,14 @@ SHAPES = {"resnet20": (32, 3, 32, 0.001), "resnet18": (32, 3, 64, 0.0001), "cnn"
 FACTOR, FLOOR = 30, 3e-6
 
 
-class BasicBlock(nn.Module):
-    def __init__(self, cin, cout, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(cin, cout, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(cout)
-        self.conv2 = nn.Conv2d(cout, cout, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(cout)
-        self.downsample = None
-        if stride != 1 or cin != cout:
-            self.downsample = nn.Sequential(nn.Conv2d(cin, cout, 1, stride, bias=False), nn.BatchNorm2d(cout))
-
-    def forward(self, x):
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
-
-
-class ResNet18(nn.Module):
-    def __init__(self, channels, classes):
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        widths = [64, 64, 128, 256, 512]
-        for i in range(1, 5):
-            setattr(self, f"layer{i}", nn.Sequential(BasicBlock(widths[i - 1], widths[i], 1 if i == 1 else 2),
-                                                     BasicBlock(widths[i], widths[i], 1)))
-        self.fc = nn.Linear(512, classes)
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(x.mean((2, 3)))
-
-
-class Cnn(nn.Module):
-    def __init__(self, channels, side, classes):
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, 32, 3, padding=1)
-        self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
-        self.fc1 = nn.Linear(64 * (side // 4) ** 2, 128)
-        self.fc2 = nn.Linear(128, classes)
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        return self.fc2(F.relu(self.fc1(x.flatten(1))))
-
-
-def mlp(state):
-    """Sizes come from the checkpoint: the names are those of a Sequential of Linear and ReLU."""
-    layers = [nn.Flatten()] if not any(k.startswith("0.") for k in state) else []
-    sizes = sorted((int(k.split(".")[0]), v.shape) for k, v in state.items() if k.endswith("weight"))
-    for n, (_, shape) in enumerate(sizes):
-        layers += ([nn.ReLU()] if n else []) + [nn.Linear(shape[1], shape[0])]
-    net = nn.Sequential(*layers)
-    return net if isinstance(layers[0], nn.Flatten) else Flat(net)
-
-
-class Flat(nn.Module):
-    """Flattens before a Sequential whose names it keeps."""
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x.flatten(1))
-
-    def load_state_dict(self, state, **kw):
-        return self.inner.load_state_dict(state, **kw)
-
-    def state_dict(self, **kw):
-        return self.inner.state_dict(**kw)
-
-
-def build(model, state):
+def build(model):
     _, channels, side, _ = SHAPES[model]
-    if model == "resnet20":
-        return ResNet20(channels, 10)
-    if model == "resnet18":
-        return ResNet18(channels, 10)
-    return Cnn(channels, side, 10) if model == "cnn" else mlp(state)
+    return torch_models.build(model, channels, side, 10)
 
 
 def train(model, initial, batches, dtype):
     """Losses of the steps, and the state after them."""
-    net = build(model, initial)
+    net = build(model)
     net.load_state_dict(initial, strict=True)
     assert list(net.state_dict()) == list(initial), "names or their order differ"
     net = net.to(dtype)
