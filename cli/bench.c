@@ -1,8 +1,8 @@
 /* `muster bench`: picks the part, and what the parts share. */
 #include "bench.h"
 #include "commands.h"
+#include "ranked.h"
 #include "relaunch.h"
-#include "session.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,18 +50,10 @@ int cmd_bench(int argc, char **argv)
 
 /* -- context and ranks --------------------------------------------------------------------------------------------- */
 
-/* Errors are printed once, at the end, from the context. */
 static void log_line(void *user, mu_log_level level, const char *message)
 {
     const bench *b = user;
-    if (level == MU_LOG_ERROR) {
-        return;
-    }
-    if (b->size > 1) {
-        fprintf(stderr, "muster %s: rank %d: %s%s\n", b->command, b->rank, level == MU_LOG_WARN ? "warning: " : "", message);
-    } else {
-        fprintf(stderr, "muster %s: %s%s\n", b->command, level == MU_LOG_WARN ? "warning: " : "", message);
-    }
+    ranked_log(stderr, b->command, b->rank, b->size, level, message);
 }
 
 int bench_open(bench *b, const char *command, const mu_context_options *options, int64_t ranks, bool alone)
@@ -90,19 +82,7 @@ int bench_open(bench *b, const char *command, const mu_context_options *options,
 
 int bench_close(bench *b, int code, bool early)
 {
-    mu_status status = mu_context_status(b->c);
-    if (status < 0) {
-        char who[32] = "";
-        if (b->size > 1) {
-            snprintf(who, sizeof(who), "rank %d: ", b->rank);
-        }
-        cli_fail(b->command, code, "%s%s", who, mu_context_message(b->c));
-        code = early && is_bad_input(status) ? CLI_USAGE : CLI_FAILED;
-    }
-    mu_status closed = mu_context_close(b->c);
-    if (status == MU_OK && closed < 0) {
-        code = cli_fail(b->command, CLI_FAILED, "closing: %s", mu_status_name(closed));
-    }
+    code = ranked_close(b->c, b->command, b->rank, b->size, code, early);
     b->c = NULL;
     return code;
 }

@@ -88,7 +88,7 @@ typedef struct checkpoint_result {
     int64_t tensors;
 } checkpoint_result;
 
-static bool load_checkpoint(bench *b, const load_options *o, mu_module *net, checkpoint_result *out)
+static bool load_checkpoint(const load_options *o, mu_module *net, checkpoint_result *out)
 {
     double *ms = calloc((size_t)o->times, sizeof(*ms));
     struct stat info;
@@ -107,7 +107,6 @@ static bool load_checkpoint(bench *b, const load_options *o, mu_module *net, che
         out->bytes = stat(o->checkpoint, &info) == 0 ? (double)info.st_size : 0;
     }
     free(ms);
-    (void)b;
     return ok;
 }
 
@@ -177,8 +176,8 @@ static int run(bench *b, const load_options *o)
         mu_module *net = mu_model(b->c, o->model,
                                   &(mu_model_options){.classes = (int)o->classes,
                                                       .in_channels = (int)o->channels,
-                                                      .side = o->side > 0 ? (int)o->side : 32});
-        if (net == NULL || !load_checkpoint(b, o, net, &k)) {
+                                                      .side = (int)o->side});
+        if (net == NULL || !load_checkpoint(o, net, &k)) {
             return bench_fail(b, true);
         }
     }

@@ -199,8 +199,6 @@ static bool gather(step_run *r, step_result *out)
     if (ok) {
         out->ms = spread_of(seconds, size * steps);
         out->images_per_second = 1e3 * (double)(size * o->batch) / out->ms.median;
-        out->loss_first = out->losses[0];
-        out->loss_last = out->losses[out->count - 1];
     }
     free(seconds);
     free(losses);

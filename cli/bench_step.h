@@ -27,7 +27,6 @@ typedef struct step_run {
 
 typedef struct step_result {
     spread ms;                /* of all ranks' steps */
-    double loss_first, loss_last; /* mean over the ranks */
     double images_per_second; /* of all ranks */
     double peak, job;         /* bytes: of the largest rank, and of all and the launcher */
     double first_step_at, first_step_after;

@@ -98,8 +98,8 @@ void bench_step_print_json(const step_run *r, const step_result *s)
     json_number(&j, "images_per_second", s->images_per_second);
     json_number(&j, "gflop_per_step", s->gflop); /* of a rank */
     json_number(&j, "gflops", 1e3 * s->gflop * r->b.size / s->ms.median);
-    json_number(&j, "loss_first", s->loss_first);
-    json_number(&j, "loss_last", s->loss_last);
+    json_number(&j, "loss_first", s->losses[0]);
+    json_number(&j, "loss_last", s->losses[s->count - 1]);
     json_open(&j, "losses", '[');
     for (int64_t i = 0; i < s->count; i++) {
         json_number(&j, NULL, s->losses[i]);
@@ -127,7 +127,7 @@ void bench_step_print_text(const step_run *r, const step_result *s)
     printf("step       %.3f ms (fastest %.3f, 10 %% %.3f, 90 %% %.3f)\n", s->ms.median, s->ms.min, s->ms.p10, s->ms.p90);
     printf("images/s   %.1f\n", s->images_per_second);
     printf("GFLOP/s    %.1f (%.3f GFLOP in a step of a rank)\n", 1e3 * s->gflop * r->b.size / s->ms.median, s->gflop);
-    printf("loss       %.6f, then %.6f\n", s->loss_first, s->loss_last);
+    printf("loss       %.6f, then %.6f\n", s->losses[0], s->losses[s->count - 1]);
     printf("memory     ");
     put_size((uint64_t)s->peak);
     if (r->b.size > 1) {

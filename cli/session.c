@@ -1,6 +1,7 @@
 /* Setting up a run: data, network, checkpoint, head, ranks, optimiser. */
 #include "session.h"
 #include "commands.h"
+#include "ranked.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -34,19 +35,13 @@ const char *with_commas(int64_t n, char out[32])
     return out;
 }
 
-/* Errors are printed once, at the end, from the context; a rehearsal's warnings come again in the run, if there is one. */
+/* A rehearsal's warnings come again in the run, if there is one. */
 static void log_line(void *user, mu_log_level level, const char *message)
 {
     const session *s = user;
     FILE *to = s->rehearsal ? s->held : stderr;
-    if (level == MU_LOG_ERROR || to == NULL) {
-        return;
-    }
-    const char *what = level == MU_LOG_WARN ? "warning: " : "";
-    if (s->size > 1) {
-        fprintf(to, "muster %s: rank %d: %s%s\n", s->o->command, s->rank, what, message);
-    } else {
-        fprintf(to, "muster %s: %s%s\n", s->o->command, what, message);
+    if (to != NULL) {
+        ranked_log(to, s->o->command, s->rank, s->size, level, message);
     }
 }
 
@@ -82,21 +77,6 @@ int session_open(session *s, train_options *o, bool rehearsal)
     return -1;
 }
 
-bool is_bad_input(mu_status status)
-{
-    switch (status) {
-    case MU_ERR_ARG:
-    case MU_ERR_SHAPE:
-    case MU_ERR_DTYPE:
-    case MU_ERR_IO:
-    case MU_ERR_FORMAT:
-    case MU_ERR_STATE:
-    case MU_ERR_UNSUPPORTED:
-    case MU_ERR_LIMIT: return true;
-    default: return false;
-    }
-}
-
 static void end_rehearsal(session *s, bool refused)
 {
     if (s->held == NULL) {
@@ -112,23 +92,8 @@ static void end_rehearsal(session *s, bool refused)
 
 int session_close(session *s, int code, bool early)
 {
-    mu_status status = mu_context_status(s->c);
-    end_rehearsal(s, status < 0 || code != CLI_OK);
-    if (status < 0) {
-        /* Every rank says it: the launcher may end the others before rank 0 would. With --ranks the rehearsal has found
-         * bad input before any rank was started. */
-        bool bad_input = early && is_bad_input(status);
-        char who[32] = "";
-        if (s->size > 1) {
-            snprintf(who, sizeof(who), "rank %d: ", s->rank);
-        }
-        cli_fail(s->o->command, code, "%s%s", who, mu_context_message(s->c));
-        code = bad_input ? CLI_USAGE : CLI_FAILED;
-    }
-    mu_status closed = mu_context_close(s->c);
-    if (status == MU_OK && closed < 0) {
-        code = cli_fail(s->o->command, CLI_FAILED, "closing: %s", mu_status_name(closed));
-    }
+    end_rehearsal(s, mu_context_status(s->c) < 0 || code != CLI_OK);
+    code = ranked_close(s->c, s->o->command, s->rank, s->size, code, early);
     free(s->note);
     free(s->logits);
     free(s->labels);

@@ -52,9 +52,6 @@ bool session_evaluate(session *s, score *out);
  * is CLI_USAGE. Returns the exit code; code when there is no error. */
 int session_close(session *s, int code, bool early);
 
-/* Whether an error before any work was done means that what was given cannot be used: CLI_USAGE. */
-bool is_bad_input(mu_status status);
-
 /* printf on rank 0 to stdout, unless quiet or a rehearsal. */
 void session_say(const session *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
