@@ -243,21 +243,16 @@ int mu_context_size(const mu_context *c)
     return c != NULL ? c->size : 1;
 }
 
-static uint64_t count_of(const uint64_t *counter)
-{
-    return __atomic_load_n(counter, __ATOMIC_RELAXED); /* of mui_count */
-}
-
 void mu_context_counters(const mu_context *c, mu_counters *out)
 {
     *out = (mu_counters){0};
     if (c != NULL) {
-        *out = (mu_counters){.allocations = count_of(&c->allocations),
-                             .allocated_bytes = count_of(&c->allocated_bytes),
-                             .layout_conversions = count_of(&c->layout_conversions),
-                             .weight_conversions = count_of(&c->weight_conversions),
-                             .converted_bytes = count_of(&c->converted_bytes),
-                             .primitives = count_of(&c->primitives)};
+        *out = (mu_counters){.allocations = mui_counted(&c->allocations),
+                             .allocated_bytes = mui_counted(&c->allocated_bytes),
+                             .layout_conversions = mui_counted(&c->layout_conversions),
+                             .weight_conversions = mui_counted(&c->weight_conversions),
+                             .converted_bytes = mui_counted(&c->converted_bytes),
+                             .primitives = mui_counted(&c->primitives)};
     }
 }
 

@@ -92,10 +92,14 @@ mu_status mui_fail(mu_context *c, mu_status s, const char *format, ...) MU_PRINT
 /* True when the context already has an error: builders return NULL at once. */
 bool mui_failed(const mu_context *c);
 
-/* Relaxed: a count orders nothing; mu_context_counters reads it. */
+/* Counters that several threads add to. Relaxed: a count orders nothing. */
 static inline void mui_count(uint64_t *counter, uint64_t n)
 {
     __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
+}
+static inline uint64_t mui_counted(const uint64_t *counter)
+{
+    return __atomic_load_n(counter, __ATOMIC_RELAXED);
 }
 
 void mui_log(mu_context *c, mu_log_level level, const char *format, ...) MU_PRINTF(3, 4);

@@ -69,21 +69,16 @@ void mui_timer_end(mui_timer *t, double flops, double bytes)
     mui_count(&sum->bytes, (uint64_t)bytes);
 }
 
-static double read(const uint64_t *counter)
-{
-    return (double)__atomic_load_n(counter, __ATOMIC_RELAXED); /* of mui_count */
-}
-
 int mu_context_profile(const mu_context *c, const mu_profile_row **rows)
 {
     struct mui_profile *p = c != NULL ? c->profile : NULL;
     int n = 0;
     for (int k = 0; p != NULL && k < MUI_KIND_COUNT; k++) {
         const tally *t = &p->of[k];
-        uint64_t calls = __atomic_load_n(&t->calls, __ATOMIC_RELAXED);
+        uint64_t calls = mui_counted(&t->calls);
         if (calls > 0) {
-            p->rows[n++] =
-                (mu_profile_row){names[k], calls, read(&t->nanoseconds) * 1e-9, read(&t->flops), read(&t->bytes)};
+            p->rows[n++] = (mu_profile_row){names[k], calls, 1e-9 * (double)mui_counted(&t->nanoseconds),
+                                            (double)mui_counted(&t->flops), (double)mui_counted(&t->bytes)};
         }
     }
     *rows = p != NULL ? p->rows : NULL;
