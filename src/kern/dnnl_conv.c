@@ -162,37 +162,29 @@ static bool make_forward(mui_engine *e, dnnl_conv *c, mui_md stored)
 static mu_status convert(mui_engine *e, mui_conversion what, mui_exec *reorder, const float *from, float *to)
 {
     mui_timer t;
-    mui_count_conversion(e, what, reorder->out_bytes);
-    mui_timer_start(&t, e->context, what == MUI_CONVERT_WEIGHT ? MUI_KIND_WEIGHT_REORDER : MUI_KIND_REORDER);
+    mui_conversion_start(&t, e, what, reorder->out_bytes);
     mu_status s = mui_exec_run(e, reorder, 2, (const void *const[]){from, to});
     mui_timer_stop(&t, 0, 2.0 * (double)reorder->out_bytes);
     return s;
 }
 
-/* The weight in the form the pass wants: w itself or a conversion in scratch. NULL on failure. */
-static const float *wanted_weight(mui_engine *e, const conv_pass *p, const float *w)
-{
-    if (p->weight_reorder == NULL) {
-        return w;
-    }
-    float *to = mui_engine_scratch(e, MUI_SCRATCH_W, p->weight_bytes);
-    if (to == NULL || convert(e, MUI_CONVERT_WEIGHT, p->weight_reorder, w, to) != MU_OK) {
-        return NULL;
-    }
-    return to;
-}
-
-/* Input of a pass converted to what it wants. NULL on failure. */
+/* Input of a pass converted to what it wants, in that scratch slot (a weight in MUI_SCRATCH_W). NULL on failure. */
 static const float *wanted(mui_engine *e, mui_exec *reorder, size_t bytes, const float *from, mui_scratch slot)
 {
     if (reorder == NULL) {
         return from;
     }
     float *to = mui_engine_scratch(e, slot, bytes);
-    if (to == NULL || convert(e, MUI_CONVERT_LAYOUT, reorder, from, to) != MU_OK) {
+    mui_conversion what = slot == MUI_SCRATCH_W ? MUI_CONVERT_WEIGHT : MUI_CONVERT_LAYOUT;
+    if (to == NULL || convert(e, what, reorder, from, to) != MU_OK) {
         return NULL;
     }
     return to;
+}
+
+static const float *wanted_weight(mui_engine *e, const conv_pass *p, const float *w)
+{
+    return wanted(e, p->weight_reorder, p->weight_bytes, w, MUI_SCRATCH_W);
 }
 
 static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *w, const float *bias,

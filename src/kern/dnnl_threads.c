@@ -8,13 +8,13 @@
 #include <pthread.h>
 #include <string.h>
 
-typedef int (*int_fn)(int);
+typedef void (*any_fn)(void); /* to be cast to what it is */
 
 /* NULL where there is none. */
-static int_fn look_up(const char *name)
+static any_fn look_up(const char *name)
 {
     void *symbol = dlsym(RTLD_DEFAULT, name);
-    int_fn f = NULL;
+    any_fn f = NULL;
     memcpy(&f, &symbol, sizeof(f)); /* ISO C has no cast from object to function pointer */
     return f;
 }
@@ -25,9 +25,9 @@ static int_fn look_up(const char *name)
 static void before_fork(void)
 {
     enum { OMP_PAUSE_SOFT = 1 };
-    int_fn pause = look_up("omp_pause_resource_all"); /* OpenMP 5.0 */
+    any_fn pause = look_up("omp_pause_resource_all"); /* OpenMP 5.0 */
     if (pause != NULL) {
-        pause(OMP_PAUSE_SOFT);
+        ((int (*)(int))pause)(OMP_PAUSE_SOFT);
     }
 }
 
@@ -44,10 +44,8 @@ void mui_dnnl_set_threads(int threads)
         pthread_once(&watched, watch_forks);
     }
     /* A primitive's number of threads is fixed when it is made, from the calling thread's setting. */
-    void *symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
-    if (symbol != NULL) {
-        void (*set)(int);
-        memcpy(&set, &symbol, sizeof(set));
-        set(threads);
+    any_fn set = look_up("omp_set_num_threads");
+    if (set != NULL) {
+        ((void (*)(int))set)(threads);
     }
 }

@@ -193,14 +193,16 @@ size_t mui_bytes_in_layout(mu_dims dims, const mui_layout *layout)
     return layout != NULL ? layout->bytes : (size_t)mui_elements(dims) * sizeof(float);
 }
 
-void mui_count_conversion(mui_engine *e, mui_conversion what, size_t bytes)
+void mui_conversion_start(mui_timer *t, mui_engine *e, mui_conversion what, size_t bytes)
 {
-    mui_count(what == MUI_CONVERT_WEIGHT ? &e->context->weight_conversions : &e->context->layout_conversions, 1);
+    bool weight = what == MUI_CONVERT_WEIGHT;
+    mui_count(weight ? &e->context->weight_conversions : &e->context->layout_conversions, 1);
     mui_count(&e->context->converted_bytes, bytes);
+    mui_timer_start(t, e->context, weight ? MUI_KIND_WEIGHT_REORDER : MUI_KIND_REORDER);
 }
 
 mu_status mui_reorder_as(mui_engine *e, mui_conversion what, mu_dims dims, const mui_layout *from, const float *src,
-                      const mui_layout *to, float *dst)
+                         const mui_layout *to, float *dst)
 {
     int64_t n = mui_elements(dims);
     if ((from != NULL && from->elements != n) || (to != NULL && to->elements != n)) {
@@ -216,8 +218,7 @@ mu_status mui_reorder_as(mui_engine *e, mui_conversion what, mu_dims dims, const
     }
     size_t bytes = mui_bytes_in_layout(dims, to);
     mui_timer t;
-    mui_count_conversion(e, what, bytes);
-    mui_timer_start(&t, e->context, what == MUI_CONVERT_WEIGHT ? MUI_KIND_WEIGHT_REORDER : MUI_KIND_REORDER);
+    mui_conversion_start(&t, e, what, bytes);
     mu_status s = e->k.reorder(e, dims, from, src, to, dst);
     mui_timer_stop(&t, 0, (double)(mui_bytes_in_layout(dims, from) + bytes));
     return s;

@@ -138,12 +138,13 @@ mu_status mui_ref_pool_forward(mui_engine *e, const mui_pool2d_shape *s, const f
 mu_status mui_ref_pool_backward(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
                                 float *dx);
 
-/* Every copy into another layout is counted by whoever starts it, once: here what and its size in the new layout. */
+/* Every copy into another layout is counted by whoever starts it, once: here what and its size in the new layout. Its time
+ * is t's until mui_timer_stop. */
 typedef enum mui_conversion { MUI_CONVERT_LAYOUT, MUI_CONVERT_WEIGHT } mui_conversion;
-void mui_count_conversion(mui_engine *e, mui_conversion what, size_t bytes);
+void mui_conversion_start(mui_timer *t, mui_engine *e, mui_conversion what, size_t bytes);
 /* mui_reorder, counted as that. */
 mu_status mui_reorder_as(mui_engine *e, mui_conversion what, mu_dims dims, const mui_layout *from, const float *src,
-                      const mui_layout *to, float *dst);
+                         const mui_layout *to, float *dst) MU_MUST_USE;
 /* x in plain layout: x itself, or a conversion into that scratch slot (a weight into MUI_SCRATCH_W). NULL on failure. */
 const float *mui_to_plain(mui_engine *e, mu_dims dims, const mui_layout *layout, const float *x, mui_scratch slot);
 

@@ -120,6 +120,7 @@ mu_status mui_tap_backward_weights(mui_engine *e, const mui_conv2d_shape *s, con
                                    float *db)
 {
     int64_t most = s->n * s->oh * s->ow;
+    /* oneDNN's scratchpad is free here: no primitive runs before the rows were used, and mui_gemm takes none. */
     float *rows = mui_engine_scratch(e, MUI_SCRATCH_BACKEND, (size_t)(most * (s->ic + s->oc)) * sizeof(float));
     if (rows == NULL) {
         return MU_ERR_NOMEM;
