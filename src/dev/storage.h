@@ -17,8 +17,8 @@ typedef struct mui_storage {
     struct mui_storage *next_free;
 } mui_storage;
 
-/* Keeps every block it ever got, in size classes that waste at most an eighth; large blocks are 2 MiB aligned and ask
- * for huge pages, since a page fault costs more than a kernel here. */
+/* Keeps all memory it ever got, for blocks to come: small ones in size classes that waste at most an eighth, large ones as
+ * ranges of a heap (dev/heap.h). All of it asks for huge pages, since a page fault costs more than a kernel here. */
 mui_pool *mui_pool_new(mu_context *c);
 void mui_pool_free(mui_pool *p); /* all storages must have been released */
 
@@ -31,6 +31,6 @@ void mui_storage_release(mui_storage *s); /* NULL is allowed */
 
 size_t mui_pool_live_bytes(const mui_pool *p); /* handed out now */
 size_t mui_pool_peak_bytes(const mui_pool *p); /* most ever handed out at once */
-size_t mui_pool_held_bytes(const mui_pool *p); /* got from the system */
+size_t mui_pool_held_bytes(const mui_pool *p); /* that were ever in use: memory got from the system */
 
 #endif
