@@ -439,3 +439,25 @@ mu_tensor *mui_forward_add_act(mu_tape *t, mu_module *act, mu_tensor *a, mu_tens
     }
     return act->forward == relu_forward ? mu_add_relu(t, a, b) : mu_forward(t, act, mu_add(t, a, b));
 }
+
+static bool is_plain(const mu_module *m, mu_forward_fn fn)
+{
+    return m != NULL && m->forward == fn && !m->checkpoint;
+}
+
+void mui_forget_norm(mu_tape *t, const mu_module *m, mu_tensor *x)
+{
+    while (is_plain(m, NULL) && m->child_count > 0) { /* a sequence, whose last child made x */
+        m = m->children[m->child_count - 1];
+    }
+    if (is_plain(m, norm_forward)) {
+        mui_tensor_forget(t, x);
+    }
+}
+
+void mui_forget_pooled(mu_tape *t, const mu_module *norm, const mu_module *act, const mu_module *pool, mu_tensor *x)
+{
+    if (is_plain(norm, norm_forward) && is_plain(act, relu_forward) && is_plain(pool, max_pool_forward)) {
+        mui_tensor_forget(t, x);
+    }
+}

@@ -117,6 +117,11 @@ mu_tensor *mui_forward_as(mu_tape *t, mu_module *m, mu_forward_fn fn, mu_tensor 
 mu_tensor *mui_forward_norm_act(mu_tape *t, mu_module *norm, mu_module *act, mu_tensor *x);
 mu_tensor *mui_forward_norm_relu(mu_tape *t, mu_module *norm, mu_tensor *x); /* without a module for the relu */
 mu_tensor *mui_forward_add_act(mu_tape *t, mu_module *act, mu_tensor *a, mu_tensor *b);
+/* Gives x back, which m made, once the addition that follows has run, when m is a norm or a sequence that ends with one, and
+ * that of a norm with activation once the max pool has, unless backward reads it. Not when a module that a user put there
+ * made or read it: it may hold on to it. */
+void mui_forget_norm(mu_tape *t, const mu_module *m, mu_tensor *x);
+void mui_forget_pooled(mu_tape *t, const mu_module *norm, const mu_module *act, const mu_module *pool, mu_tensor *x);
 /* A ReLU that prints like this: "inplace=True" as in torchvision's networks. */
 mu_module *mui_relu_layer(mu_context *c, const char *extra);
 /* In and out sizes when m is a linear layer. */

@@ -27,21 +27,32 @@ static mu_tensor *conv_norm(mu_tape *t, mu_module *m, const char *conv_name, con
     return mu_forward(t, mui_module_need(m, norm_name), x);
 }
 
+/* relu(y + shortcut of x), y the result of the module `norm`. */
+static mu_tensor *join(mu_tape *t, mu_module *m, const char *norm, mu_tensor *y, mu_tensor *x)
+{
+    mu_module *down = mui_module_child(m, "downsample");
+    mu_tensor *shortcut = down != NULL ? mu_forward(t, down, x) : x;
+    mu_tensor *z = mui_forward_add_act(t, mui_module_need(m, "relu"), y, shortcut);
+    mui_forget_norm(t, mui_module_child(m, norm), y);
+    mui_forget_norm(t, down, shortcut);
+    return z;
+}
+
 static mu_tensor *basic_forward(void *self, mu_tape *t, mu_tensor *x)
 {
-    mu_module *m = self, *act = mui_module_need(m, "relu"), *down = mui_module_child(m, "downsample");
+    mu_module *m = self, *act = mui_module_need(m, "relu");
     mu_tensor *y = conv_norm_act(t, m, "conv1", "bn1", act, x);
     y = conv_norm(t, m, "conv2", "bn2", y);
-    return mui_forward_add_act(t, act, y, down != NULL ? mu_forward(t, down, x) : x);
+    return join(t, m, "bn2", y, x);
 }
 
 static mu_tensor *bottleneck_forward(void *self, mu_tape *t, mu_tensor *x)
 {
-    mu_module *m = self, *act = mui_module_need(m, "relu"), *down = mui_module_child(m, "downsample");
+    mu_module *m = self, *act = mui_module_need(m, "relu");
     mu_tensor *y = conv_norm_act(t, m, "conv1", "bn1", act, x);
     y = conv_norm_act(t, m, "conv2", "bn2", act, y);
     y = conv_norm(t, m, "conv3", "bn3", y);
-    return mui_forward_add_act(t, act, y, down != NULL ? mu_forward(t, down, x) : x);
+    return join(t, m, "bn3", y, x);
 }
 
 /* One residual block from `in` to width * expansion channels. */
@@ -80,7 +91,11 @@ static mu_tensor *resnet_forward(void *self, mu_tape *t, mu_tensor *x)
     mu_module *m = self;
     x = conv_norm_act(t, m, "conv1", "bn1", mui_module_need(m, "relu"), x);
     for (size_t i = 0; i < sizeof(rest) / sizeof(rest[0]); i++) {
-        x = mu_forward(t, mui_module_need(m, rest[i]), x);
+        mu_tensor *y = mu_forward(t, mui_module_need(m, rest[i]), x);
+        if (i == 0) {
+            mui_forget_pooled(t, mui_module_child(m, "bn1"), mui_module_child(m, "relu"), mui_module_child(m, rest[0]), x);
+        }
+        x = y;
     }
     return mu_forward(t, mui_module_need(m, "fc"), mu_flatten(t, x, 1));
 }

@@ -29,7 +29,9 @@ static mu_tensor *block_forward(void *self, mu_tape *t, mu_tensor *x)
     y = mui_forward_norm_relu(t, bn1, y);
     y = mu_forward(t, mui_module_need(m, "conv2"), y);
     y = mu_forward(t, mui_module_need(m, "bn2"), y);
-    return mu_add_relu(t, y, shortcut != NULL ? mu_forward(t, shortcut, x) : x);
+    mu_tensor *z = mu_add_relu(t, y, shortcut != NULL ? mu_forward(t, shortcut, x) : x);
+    mui_forget_norm(t, mui_module_child(m, "bn2"), y);
+    return z;
 }
 
 static mu_module *block(mu_context *c, int64_t in, int64_t out, int stride)

@@ -130,4 +130,8 @@ bool mui_backward_retains(const mui_backward *b);
 /* Floats that a tensor of these dims fills in that layout, padding included. */
 int64_t mui_floats_in_layout(mu_dims dims, const mui_layout *layout);
 
+/* For who made x, gave it to those who had to read it, and to nobody else: gives its memory back now when no backward
+ * reads it, rather than when backward begins, so that it is not part of a step's peak. */
+void mui_tensor_forget(mu_tape *t, mu_tensor *x);
+
 #endif

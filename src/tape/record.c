@@ -437,3 +437,13 @@ void mui_tensor_release(mu_tensor *t)
     t->data = NULL;
     t->released = true;
 }
+
+void mui_tensor_forget(mu_tape *t, mu_tensor *x)
+{
+    if (t == NULL || x == NULL || x->tape != t || t->options.retain_graph || t->segment != NULL || t->replay.top != NULL ||
+        mui_maker_of(x) == NULL || x->alias_of != NULL || x->retained || x->released || x->consumers == 0 ||
+        x->needed > 0) {
+        return;
+    }
+    mui_tensor_release(x);
+}
