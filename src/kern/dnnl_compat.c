@@ -105,6 +105,7 @@ bool mui_dnnl_open(mui_engine *e)
     e->k.conv2d_plan = mui_dnnl_conv2d_plan;
     e->k.conv2d_weight_layout = mui_dnnl_conv2d_weight_layout;
     e->k.reorder = mui_dnnl_reorder;
+    e->k.image_layout = mui_dnnl_image_layout;
     e->k.gemm = gemm;
     mui_dnnl_norm_fill(&e->k);
     mui_dnnl_pool_fill(&e->k);

@@ -103,6 +103,7 @@ mu_status mui_exec_run(mui_engine *e, mui_exec *x, int count, const void *const 
 bool mui_dnnl_layout(mui_engine *e, mui_md md, const mui_layout **out);
 /* The descriptor of dims in that layout. */
 mui_md mui_dnnl_md(mui_engine *e, int ndims, const int64_t *dims, const mui_layout *layout);
+bool mui_dnnl_image_layout(mui_engine *e, mu_dims dims, int64_t block, const mui_layout **out);
 mu_status mui_dnnl_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const float *src, const mui_layout *to,
                            float *dst);
 /* A reorder between two descriptors of the same dims. */

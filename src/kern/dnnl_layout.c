@@ -193,6 +193,17 @@ mui_md mui_dnnl_md(mui_engine *e, int ndims, const int64_t *dims, const mui_layo
     return layout->backend;
 }
 
+bool mui_dnnl_image_layout(mui_engine *e, mu_dims dims, int64_t block, const mui_layout **out)
+{
+    dnnl_format_tag_t tag = block == 16                 ? dnnl_aBcd16b
+                            : block == 8                ? dnnl_aBcd8b
+                            : block == 4                ? dnnl_aBcd4b
+                            : block == MUI_CHANNELS_LAST ? dnnl_acdb
+                                                         : dnnl_format_tag_undef;
+    mui_md md = tag != dnnl_format_tag_undef && dims.ndim == 4 ? mui_md_tagged(e, 4, dims.dim, tag) : NULL;
+    return md != NULL && mui_dnnl_layout(e, md, out);
+}
+
 /* -- reorders --------------------------------------------------------------------------------------------------- */
 mui_exec *mui_dnnl_reorder_exec(mui_engine *e, mui_md from, mui_md to)
 {

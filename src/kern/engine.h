@@ -13,6 +13,8 @@ typedef struct mui_kernels {
     const mui_layout *(*conv2d_weight_layout)(mui_engine *e, mu_dims weight, int64_t groups, int64_t stride);
     mu_status (*reorder)(mui_engine *e, mu_dims dims, const mui_layout *from, const float *src, const mui_layout *to,
                          float *dst);
+    /* NULL: images are plain. The block is not 1, the dims not empty. */
+    bool (*image_layout)(mui_engine *e, mu_dims dims, int64_t block, const mui_layout **out);
     mu_status (*gemm)(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
                       const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
     size_t (*norm_mask_bytes)(mui_engine *e, const mui_norm_shape *s);
@@ -54,7 +56,7 @@ typedef struct mui_cache {
     mui_cache_slot *slots;
     size_t count, capacity; /* capacity is a power of two */
 } mui_cache;
-enum { MUI_KEY_PLAN = 1, MUI_KEY_WEIGHT, MUI_KEY_NORM, MUI_KEY_POOL, MUI_KEY_REORDER };
+enum { MUI_KEY_PLAN = 1, MUI_KEY_WEIGHT, MUI_KEY_NORM, MUI_KEY_POOL, MUI_KEY_REORDER, MUI_KEY_SUBSAMPLE };
 void *mui_cache_find(const mui_cache *cache, const mui_key *key);
 /* false with MU_ERR_NOMEM. The key must not be there yet. */
 bool mui_cache_put(mui_engine *e, mui_cache *cache, const mui_key *key, void *value);

@@ -38,6 +38,11 @@ size_t mui_bytes_in_layout(mu_dims dims, const mui_layout *layout);
 mu_status mui_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const float *src, const mui_layout *to,
                       float *dst) MU_MUST_USE;
 
+/* The layout of images (N, C, H, W) that keeps so many channels of a pixel side by side (1: plain). False: there is none
+ * here, or it failed. */
+#define MUI_CHANNELS_LAST ((int64_t)0)
+bool mui_image_layout(mui_engine *e, mu_dims dims, int64_t block, const mui_layout **out);
+
 /* -- convolution ------------------------------------------------------------------------------------------------ */
 /* Cleared with memset before filling: it is a cache key. */
 typedef struct mui_conv2d_shape {
@@ -112,6 +117,24 @@ mu_status mui_pool2d_forward(mui_engine *e, const mui_pool2d_shape *s, const flo
                              void *workspace) MU_MUST_USE;
 mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
                               float *dx /* overwritten */) MU_MUST_USE;
+
+/* -- subsampling ------------------------------------------------------------------------------------------------ */
+/* (N, C, H, W) -> (N, before + C + after, ceil(H/step), ceil(W/step)): every step-th row and column, and channels of
+ * zeros. */
+typedef struct mui_subsample_shape {
+    int64_t n, c, h, w, step, before, after;
+    const mui_layout *x; /* layout of the input */
+} mui_subsample_shape;
+/* Belongs to the engine, cached by shape. */
+typedef struct mui_subsample_plan {
+    mui_subsample_shape shape;
+    const mui_layout *x, *y; /* layouts it works on: the shape's x and its like, or plain where that has other blocks */
+    int64_t block;           /* as of mui_image_layout */
+} mui_subsample_plan;
+const mui_subsample_plan *mui_subsample_plan_get(mui_engine *e, const mui_subsample_shape *s);
+void mui_subsample_forward(mui_engine *e, const mui_subsample_plan *p, const float *x, float *y);
+/* dx is added to when accumulate, else overwritten, its padding too. */
+void mui_subsample_backward(mui_engine *e, const mui_subsample_plan *p, const float *dy, float *dx, bool accumulate);
 
 /* -- element by element, flat over n floats --------------------------------------------------------------------- */
 typedef enum mui_unary {

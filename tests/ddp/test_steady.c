@@ -54,7 +54,6 @@ typedef struct network {
     const char *name;
     int channels, side;
     const char *small_maps; /* from this layer on, maps have 64 positions or fewer; NULL: irrelevant, few channels */
-    int shortcuts;          /* that skip positions and add channels without a convolution */
     mu_module *(*make)(mu_context *c);
 } network;
 
@@ -88,11 +87,11 @@ static mu_module *mlp(mu_context *c)
 }
 
 static const network networks[] = {
-    {"ResNet-18", 3, 64, "layer2", 0, resnet18},
-    {"ResNet-18 with the CIFAR stem", 3, 32, "layer3", 0, resnet18_cifar_stem},
-    {"ResNet-20", 1, 28, NULL, 2, resnet20},
-    {"small CNN", 1, 28, NULL, 0, small_cnn},
-    {"MLP", 1, 28, NULL, 0, mlp},
+    {"ResNet-18", 3, 64, "layer2", resnet18},
+    {"ResNet-18 with the CIFAR stem", 3, 32, "layer3", resnet18_cifar_stem},
+    {"ResNet-20", 1, 28, NULL, resnet20},
+    {"small CNN", 1, 28, NULL, small_cnn},
+    {"MLP", 1, 28, NULL, mlp},
 };
 enum { NETWORKS = sizeof(networks) / sizeof(networks[0]) };
 
@@ -127,8 +126,7 @@ static bool look_at(void *user, const char *name, mu_parameter *p)
 
 /* Of layouts: flatten makes the blocked form row-major, and backward the other way; gradients of weights over small maps
  * are matrix products, for which images and their gradients are put channels last; the first convolution's gradient may
- * want an image of one channel blocked; a shortcut without a convolution works on row-major images, in (1) and out (1) in forward, and
- * in backward in (1), out (1), and again for what the main path added (1).
+ * want an image of one channel blocked.
  * Of weights: one for each gradient of data, which the first convolution has none of (its gradient of weights may come in
  * another form instead), and one for each gradient by matrix products. Winograd's weights are a form of their own, in
  * forward and in the gradient. */
@@ -137,7 +135,7 @@ static limits expected(mu_module *m, const job *j)
     limits l = {.net = j->net};
     CHECK(mu_module_each_parameter(m, look_at, &l) == MU_OK, "parameters");
     if (l.convolutions > 0) {
-        l.layouts = 2 + 2 * (uint64_t)l.taps + (j->net->channels == 1) + 5 * (uint64_t)j->net->shortcuts;
+        l.layouts = 2 + 2 * (uint64_t)l.taps + (j->net->channels == 1);
         l.weights = (uint64_t)(l.convolutions + l.taps + (j->no_winograd ? 0 : 2 * l.winograd));
     }
     return l;
