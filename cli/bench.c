@@ -185,10 +185,3 @@ double seconds_since_start(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec -
            started_at(in_launcher() ? getppid() : getpid()) / (double)sysconf(_SC_CLK_TCK);
 }
-
-double seconds_of_day(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}

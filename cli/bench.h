@@ -52,7 +52,5 @@ double peak_memory(void);
 double launcher_memory(void);
 /* Seconds since this process was started, or where a launcher started it, since that was; to a hundredth. */
 double seconds_since_start(void);
-/* Seconds since 1970. */
-double seconds_of_day(void);
 
 #endif

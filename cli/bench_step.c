@@ -161,7 +161,6 @@ static bool measure(step_run *r)
             r->seconds[i - o->warmup] = seconds_now() - begun;
         }
         if (i == 0) {
-            r->first_step_at = seconds_of_day();
             r->first_step_after = seconds_since_start();
         }
     }
@@ -174,11 +173,13 @@ static bool gather(step_run *r, step_result *out)
 {
     const step_options *o = r->o;
     int64_t steps = o->steps, size = r->b.size;
-    double mine[] = {peak_memory(), r->first_step_at, r->first_step_after};
-    *out = (step_result){.count = o->warmup + steps, .job = launcher_memory()};
+    double mine[] = {peak_memory(), r->first_step_after};
+    uint64_t flops = r->after.flops - r->before.flops;
+    *out = (step_result){
+        .count = o->warmup + steps, .job = launcher_memory(), .gflop = 1e-9 * (double)flops / (double)steps};
     double *seconds = bench_gather(&r->b, r->seconds, steps);
     double *losses = seconds != NULL ? bench_gather(&r->b, r->losses, out->count) : NULL;
-    double *others = losses != NULL ? bench_gather(&r->b, mine, 3) : NULL;
+    double *others = losses != NULL ? bench_gather(&r->b, mine, 2) : NULL;
     out->rank_ms = calloc((size_t)size, sizeof(double));
     out->losses = calloc((size_t)out->count, sizeof(double));
     bool ok = others != NULL && out->rank_ms != NULL && out->losses != NULL;
@@ -190,11 +191,10 @@ static bool gather(step_run *r, step_result *out)
         for (int64_t i = 0; i < out->count; i++) {
             out->losses[i] += losses[k * out->count + i] / (double)size;
         }
-        const double *other = others + k * 3;
+        const double *other = others + k * 2;
         out->peak = other[0] > out->peak ? other[0] : out->peak;
         out->job += other[0];
-        out->first_step_at = other[1] > out->first_step_at ? other[1] : out->first_step_at;
-        out->first_step_after = other[2] > out->first_step_after ? other[2] : out->first_step_after;
+        out->first_step_after = other[1] > out->first_step_after ? other[1] : out->first_step_after;
     }
     if (ok) {
         out->ms = spread_of(seconds, size * steps);
@@ -206,38 +206,6 @@ static bool gather(step_run *r, step_result *out)
     return ok;
 }
 
-/* The same step under a profile, which counts operations, for two images: they are as many for each. In a context of its
- * own and after all else, so that it takes part in nothing that was measured. GFLOP of one rank's step; 0 when it cannot be
- * had, as without memory for it: no reason to fail. */
-static double count_gflop(const step_options *o)
-{
-    step_options two = *o;
-    step_run r = {.o = &two};
-    const mu_profile_row *rows;
-    double flops = 0, loss;
-    two.batch = 2;
-    two.replicas = 0;
-    two.steps = 1;
-    two.warmup = 0;
-    two.from = two.batch_from = NULL;
-    if (bench_open(&r.b, command,
-                   &(mu_context_options){.threads = (int)o->threads, .no_winograd = o->no_winograd, .profile = true}, 0,
-                   true) >= 0 ||
-        build(&r, 1) >= 0) {
-        return 0;
-    }
-    if (set_up(&r) && one_step(&r, &loss)) {
-        int n = mu_context_profile(r.b.c, &rows);
-        for (int i = 0; i < n; i++) {
-            flops += rows[i].flops;
-        }
-    }
-    free(r.seconds);
-    free(r.losses);
-    bench_close(&r.b, CLI_OK, false);
-    return 1e-9 * flops * (double)o->batch / 2;
-}
-
 static int run(step_run *r)
 {
     step_result s = {0};
@@ -247,7 +215,6 @@ static int run(step_run *r)
     }
     ok = measure(r) && gather(r, &s);
     if (ok && r->b.rank == 0) {
-        s.gflop = count_gflop(r->o);
         if (r->o->json) {
             bench_step_print_json(r, &s);
         } else {

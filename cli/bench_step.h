@@ -21,7 +21,7 @@ typedef struct step_run {
     bench_batch batch;
     double *seconds; /* of each measured step */
     double *losses;  /* of each step, warm-up too */
-    double first_step_at, first_step_after;
+    double first_step_after; /* seconds since the process, or its launcher, began */
     mu_counters before, after; /* the measured steps */
 } step_run;
 
@@ -29,8 +29,8 @@ typedef struct step_result {
     spread ms;                /* of all ranks' steps */
     double images_per_second; /* of all ranks */
     double peak, job;         /* bytes: of the largest rank, and of all and the launcher */
-    double first_step_at, first_step_after;
-    double gflop;             /* of a step of one rank */
+    double first_step_after;
+    double gflop;             /* of a step of this rank */
     int64_t count;            /* of losses */
     double *losses;           /* mean over the ranks */
     double *rank_ms;          /* median of each rank */

@@ -107,7 +107,6 @@ void bench_step_print_json(const step_run *r, const step_result *s)
     json_close(&j);
     json_number(&j, "peak_rss_bytes", s->peak);
     json_number(&j, "job_rss_bytes", s->job);
-    json_number(&j, "first_step_at", s->first_step_at);
     json_number(&j, "seconds_to_first_step", s->first_step_after);
     print_counters(&j, r); /* of rank 0 */
     if (o->profile) {

@@ -124,6 +124,7 @@ typedef struct mu_counters {
     uint64_t weight_conversions; /* the same of a convolution's weight or its gradient, within a kernel that wants another */
     uint64_t converted_bytes;    /* size of the copies of both kinds */
     uint64_t primitives;         /* oneDNN kernels made */
+    uint64_t flops;              /* of convolutions and matrix products, as counted from shapes: padding counts */
 } mu_counters;
 
 /* Replicas of mu_data_parallel and threads of loaders count with their context; what they do while this reads may or may

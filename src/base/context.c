@@ -252,7 +252,8 @@ void mu_context_counters(const mu_context *c, mu_counters *out)
                              .layout_conversions = mui_counted(&c->layout_conversions),
                              .weight_conversions = mui_counted(&c->weight_conversions),
                              .converted_bytes = mui_counted(&c->converted_bytes),
-                             .primitives = mui_counted(&c->primitives)};
+                             .primitives = mui_counted(&c->primitives),
+                             .flops = mui_counted(&c->flops)};
     }
 }
 

@@ -81,7 +81,7 @@ struct mu_context {
     struct mui_profile *profile; /* NULL: not asked for; see profile.h */
 
     /* What kernels did, see mu_counters: engines of several threads add to them, through mui_count. */
-    uint64_t layout_conversions, weight_conversions, converted_bytes, primitives;
+    uint64_t layout_conversions, weight_conversions, converted_bytes, primitives, flops;
 };
 
 /* Records the first error (later ones are dropped until cleared), logs it once, and returns s, so that

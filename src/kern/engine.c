@@ -243,6 +243,13 @@ const float *mui_to_plain(mui_engine *e, mu_dims dims, const mui_layout *layout,
     return plain;
 }
 
+/* The end of what began with mui_timer_start: the counter of flops and the profile's come from this one call. */
+static void count_flops(mui_engine *e, mui_timer *t, double flops, double bytes)
+{
+    mui_count(&e->context->flops, (uint64_t)flops);
+    mui_timer_stop(t, flops, bytes);
+}
+
 /* -- convolution ------------------------------------------------------------------------------------------------ */
 static bool conv_is_empty(const mui_conv2d_shape *s)
 {
@@ -295,7 +302,7 @@ mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const floa
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_CONV_FORWARD);
     mu_status r = ((const mui_conv2d_impl *)p)->forward(e, p, x, w, bias, y);
-    mui_timer_stop(&t, conv_flops(&p->shape), conv_bytes(p));
+    count_flops(e, &t, conv_flops(&p->shape), conv_bytes(p));
     return r;
 }
 
@@ -304,7 +311,7 @@ mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, cons
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_CONV_BACKWARD_DATA);
     mu_status r = ((const mui_conv2d_impl *)p)->backward_data(e, p, dy, w, dx);
-    mui_timer_stop(&t, conv_flops(&p->shape), conv_bytes(p));
+    count_flops(e, &t, conv_flops(&p->shape), conv_bytes(p));
     return r;
 }
 
@@ -314,7 +321,7 @@ mu_status mui_conv2d_backward_weights(mui_engine *e, const mui_conv2d_plan *p, c
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_CONV_BACKWARD_WEIGHTS);
     mu_status r = ((const mui_conv2d_impl *)p)->backward_weights(e, p, x, dy, dw, db, accumulate_w, accumulate_b);
-    mui_timer_stop(&t, conv_flops(&p->shape), conv_bytes(p));
+    count_flops(e, &t, conv_flops(&p->shape), conv_bytes(p));
     return r;
 }
 
@@ -329,8 +336,8 @@ mu_status mui_gemm(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t
     mui_timer_start(&t, e->context, MUI_KIND_GEMM);
     mu_status s = k == 0 ? mui_ref_gemm(e, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
                          : e->k.gemm(e, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-    mui_timer_stop(&t, 2.0 * (double)m * (double)n * (double)k,
-                   (double)sizeof(float) * ((double)m * (double)k + (double)k * (double)n + (double)m * (double)n));
+    count_flops(e, &t, 2.0 * (double)m * (double)n * (double)k,
+                (double)sizeof(float) * ((double)m * (double)k + (double)k * (double)n + (double)m * (double)n));
     return s;
 }
 

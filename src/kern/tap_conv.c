@@ -1,7 +1,8 @@
 /* Convolutions of small maps as matrix products, one for each tap, over images stored (N, H, W, C) and weights stored
  * (KH, KW, IC, OC). On a map of 1x1 a 3x3 kernel has one tap that meets anything but padding, on 2x2 four ninths of them
  * do, on 7x7 four fifths; direct kernels multiply most of the padding all the same, and oneDNN has no vector code at all
- * for the weights' gradient of maps below 3x3. */
+ * for the weights' gradient of maps below 3x3. The products are called as the backend has them, not through mui_gemm: their
+ * flops and time are the convolution's. */
 #include "kern/tap_conv.h"
 #include "kern/taps.h"
 
@@ -52,15 +53,15 @@ static mu_status each_meeting(mui_engine *e, const mui_conv2d_shape *s,
 static mu_status meet_forward(mui_engine *e, const meeting *m, const float *x, const float *w, float *y)
 {
     const mui_conv2d_shape *s = m->s;
-    return mui_gemm(e, false, false, s->n, s->oc, s->ic, 1.0f, x + m->in * s->ic, s->ih * s->iw * s->ic,
-                    w + m->tap * s->ic * s->oc, s->oc, 1.0f, y + m->out * s->oc, s->oh * s->ow * s->oc);
+    return e->k.gemm(e, false, false, s->n, s->oc, s->ic, 1.0f, x + m->in * s->ic, s->ih * s->iw * s->ic,
+                     w + m->tap * s->ic * s->oc, s->oc, 1.0f, y + m->out * s->oc, s->oh * s->ow * s->oc);
 }
 
 static mu_status meet_backward(mui_engine *e, const meeting *m, const float *dy, const float *w, float *dx)
 {
     const mui_conv2d_shape *s = m->s;
-    return mui_gemm(e, false, true, s->n, s->ic, s->oc, 1.0f, dy + m->out * s->oc, s->oh * s->ow * s->oc,
-                    w + m->tap * s->ic * s->oc, s->oc, 1.0f, dx + m->in * s->ic, s->ih * s->iw * s->ic);
+    return e->k.gemm(e, false, true, s->n, s->ic, s->oc, 1.0f, dy + m->out * s->oc, s->oh * s->ow * s->oc,
+                     w + m->tap * s->ic * s->oc, s->oc, 1.0f, dx + m->in * s->ic, s->ih * s->iw * s->ic);
 }
 
 mu_status mui_tap_forward(mui_engine *e, const mui_conv2d_shape *s, const float *x, const float *w, const float *bias,
@@ -120,7 +121,7 @@ mu_status mui_tap_backward_weights(mui_engine *e, const mui_conv2d_shape *s, con
                                    float *db)
 {
     int64_t most = s->n * s->oh * s->ow;
-    /* oneDNN's scratchpad is free here: no primitive runs before the rows were used, and mui_gemm takes none. */
+    /* oneDNN's scratchpad is free here: no primitive runs before the rows were used, and products take none. */
     float *rows = mui_engine_scratch(e, MUI_SCRATCH_BACKEND, (size_t)(most * (s->ic + s->oc)) * sizeof(float));
     if (rows == NULL) {
         return MU_ERR_NOMEM;
@@ -134,7 +135,7 @@ mu_status mui_tap_backward_weights(mui_engine *e, const mui_conv2d_shape *s, con
             continue;
         }
         const float *a = collect(s, &t, true, x, rows), *b = collect(s, &t, false, dy, rows + most * s->ic);
-        mu_status st = mui_gemm(e, true, false, s->ic, s->oc, count, 1.0f, a, s->ic, b, s->oc, 0.0f, d, s->oc);
+        mu_status st = e->k.gemm(e, true, false, s->ic, s->oc, count, 1.0f, a, s->ic, b, s->oc, 0.0f, d, s->oc);
         if (st != MU_OK) {
             return st;
         }

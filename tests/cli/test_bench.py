@@ -13,7 +13,7 @@ from torch_steps import torch_models
 
 LOSS_TOLERANCE = 1e-4
 STEP_KEYS = {"model", "batch", "ranks", "threads", "steps", "step_ms", "step_ms_all", "images_per_second", "loss_first",
-             "loss_last", "losses", "peak_rss_bytes", "job_rss_bytes", "first_step_at", "seconds_to_first_step", "ddp"}
+             "loss_last", "losses", "peak_rss_bytes", "job_rss_bytes", "seconds_to_first_step", "ddp"}
 
 
 def is_spread(s):

@@ -2,6 +2,8 @@
 #include "kern/engine.h"
 #include "kern/kern_util.h"
 
+#include <muster/profile.h>
+
 static mu_counters since(const mu_context *c, mu_counters *last)
 {
     mu_counters now, d;
@@ -11,7 +13,8 @@ static mu_counters since(const mu_context *c, mu_counters *last)
                       now.layout_conversions - last->layout_conversions,
                       now.weight_conversions - last->weight_conversions,
                       now.converted_bytes - last->converted_bytes,
-                      now.primitives - last->primitives};
+                      now.primitives - last->primitives,
+                      now.flops - last->flops};
     *last = now;
     return d;
 }
@@ -87,6 +90,49 @@ static void conversions_are_counted_once(void **state)
     free_floats(c);
 }
 
+/* Of what was asked for, whatever the kernel multiplies: where convolutions are matrix products inside, those are no more
+ * than the convolution; and as the profile's rows have them. */
+static void flops_are_those_of_the_shapes(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 2 * KINDS; kind++) {
+        mu_context *c = mu_context_open(&(mu_context_options){
+            .profile = kind >= KINDS, .kernels = kind % KINDS == REFERENCE ? MU_KERNELS_REFERENCE : MU_KERNELS_DEFAULT});
+        mui_engine *e = mui_engine_of(c);
+        mui_conv2d_shape s = shape_of();
+        uint64_t expected = 0;
+        for (int small = 0; small < 2; small++) {
+            if (small) { /* as products: 2x2, many images and channels */
+                s.n = 32;
+                s.ic = s.oc = 128;
+                s.ih = s.iw = s.oh = s.ow = 2;
+            }
+            const mui_conv2d_plan *p = mui_conv2d_plan_get(e, &s, NULL);
+            assert_non_null(p);
+            mu_dims in = MU_DIMS(s.n, s.ic, s.ih, s.iw), out = MU_DIMS(s.n, s.oc, s.oh, s.ow);
+            float *w = random_floats(c, s.oc * s.ic * 9, 1), *x = dirty(c, in, p->x), *y = dirty(c, out, p->y);
+            assert_int_equal(mui_conv2d_forward(e, p, x, w, NULL, y), MU_OK);
+            assert_int_equal(mui_conv2d_backward_data(e, p, y, w, x), MU_OK);
+            assert_int_equal(mui_conv2d_backward_weights(e, p, x, y, w, NULL, true, false), MU_OK);
+            expected += 3 * 2 * 9 * (uint64_t)(s.n * s.oc * s.oh * s.ow * s.ic);
+        }
+        float *a = random_floats(c, 72, 1);
+        assert_int_equal(mui_gemm(e, false, true, 7, 8, 9, 1, a, 9, a, 9, 0, floats(c, 56), 8), MU_OK);
+        expected += 2 * 7 * 8 * 9;
+        mu_counters now;
+        mu_context_counters(c, &now);
+        assert_int_equal(now.flops, expected);
+        const mu_profile_row *rows;
+        double sum = 0;
+        for (int i = mu_context_profile(c, &rows) - 1; i >= 0; i--) {
+            sum += rows[i].flops;
+        }
+        assert_true(sum == (kind >= KINDS ? (double)expected : 0));
+        free_floats(c);
+        mu_context_close(c);
+    }
+}
+
 /* A kernel is made at its first call, and never again. */
 static void primitives_are_made_once(void **state)
 {
@@ -113,6 +159,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(start_at_nothing),
                                        cmocka_unit_test(conversions_are_counted_once),
+                                       cmocka_unit_test(flops_are_those_of_the_shapes),
                                        cmocka_unit_test(primitives_are_made_once)};
     return cmocka_run_group_tests(tests, engines_open, engines_close);
 }
