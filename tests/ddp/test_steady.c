@@ -105,7 +105,7 @@ typedef struct job {
 /* -- what a step has to convert ---------------------------------------------------------------------------------- */
 typedef struct limits {
     const network *net;
-    int convolutions, taps, winograd;
+    int convolutions, taps;
     uint64_t layouts, weights;
 } limits;
 
@@ -120,7 +120,6 @@ static bool look_at(void *user, const char *name, mu_parameter *p)
     l->convolutions++;
     l->taps += square && d.dim[0] >= 128 && d.dim[1] >= 128 && l->net->small_maps != NULL &&
                strcmp(name, l->net->small_maps) >= 0;
-    l->winograd += d.dim[2] == 3 && d.dim[3] == 3 && d.dim[0] >= 64 && d.dim[1] >= 64;
     return true;
 }
 
@@ -128,15 +127,15 @@ static bool look_at(void *user, const char *name, mu_parameter *p)
  * are matrix products, for which images and their gradients are put channels last; the first convolution's gradient may
  * want an image of one channel blocked.
  * Of weights: one for each gradient of data, which the first convolution has none of (its gradient of weights may come in
- * another form instead), and one for each gradient by matrix products. Winograd's weights are a form of their own, in
- * forward and in the gradient. */
+ * another form instead), and one for each gradient by matrix products. Winograd, where the machine has it, takes the stored
+ * form in all directions and makes no matrix products: it only saves conversions. */
 static limits expected(mu_module *m, const job *j)
 {
     limits l = {.net = j->net};
     CHECK(mu_module_each_parameter(m, look_at, &l) == MU_OK, "parameters");
     if (l.convolutions > 0) {
         l.layouts = 2 + 2 * (uint64_t)l.taps + (j->net->channels == 1);
-        l.weights = (uint64_t)(l.convolutions + l.taps + (j->no_winograd ? 0 : 2 * l.winograd));
+        l.weights = (uint64_t)(l.convolutions + l.taps);
     }
     return l;
 }
