@@ -2,15 +2,17 @@
  * it is stored in wherever a fast implementation can work from it, else it is converted inside each call (it changes at
  * every step, so there is nothing to keep). Backward primitives are made when first asked for. */
 #include "kern/dnnl_compat.h"
+#include "kern/few_channels.h"
 #include "kern/tap_conv.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* One direction: its primitive, and what it wants instead of the stored weight, the plan's x, or the plan's y. */
+typedef enum conv_by { NOT_MADE, BY_PRIMITIVE, BY_TAPS, BY_FEW_CHANNELS, BY_REFERENCE } conv_by;
+/* One direction: what does it, and what that wants instead of the stored weight, the plan's x, or the plan's y. */
 typedef struct conv_pass {
-    mui_exec *exec; /* NULL with taps */
-    bool taps;      /* by tap_conv.h: there x_reorder, y_reorder of a result go back to the plan's layout */
+    conv_by by;
+    mui_exec *exec; /* the primitive. With taps, x_reorder and y_reorder of a result go back to the plan's layout */
     mui_exec *weight_reorder, *x_reorder, *y_reorder; /* NULL: works on the plan's layout */
     size_t weight_bytes, x_bytes, y_bytes;
 } conv_pass;
@@ -20,7 +22,7 @@ typedef struct dnnl_conv {
     dnnl_primitive_desc_t forward_pd; /* hint for the backward ones */
     dnnl_alg_kind_t algorithm;
     mui_md x, y, stored; /* as forward has them; a layout of 1x1 maps is plain too, but plain would choose slow code */
-    conv_pass pass[3]; /* by mui_conv_pass; exec NULL: not made yet */
+    conv_pass pass[3];                /* by mui_conv_pass */
     const mui_conv2d_impl *reference; /* serves a direction that oneDNN lacks; NULL until needed */
     size_t stored_bytes;              /* of the weight */
     char what[160];
@@ -129,7 +131,7 @@ static mu_status make_taps(mui_engine *e, dnnl_conv *c, mui_conv_pass which)
     p->weight_bytes = mui_md_bytes(w);
     p->x_bytes = mui_md_bytes(x);
     p->y_bytes = mui_md_bytes(y);
-    p->taps = true;
+    p->by = BY_TAPS;
     return MU_OK;
 }
 
@@ -156,6 +158,7 @@ static bool make_forward(mui_engine *e, dnnl_conv *c, mui_md stored)
     p->exec = mui_exec_new(e, pd, s->bias ? 4 : 3,
                            (const int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS},
                            (const mui_md[]){x, w, y, b}, c->what);
+    p->by = BY_PRIMITIVE;
     return p->exec != NULL;
 }
 
@@ -196,7 +199,7 @@ static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const float *x
     if (w == NULL) {
         return MU_ERR_DEVICE;
     }
-    if (!pass->taps) {
+    if (pass->by == BY_PRIMITIVE) {
         return mui_exec_run(e, pass->exec, p->shape.bias ? 4 : 3, (const void *const[]){x, w, y, bias});
     }
     x = wanted(e, pass->x_reorder, pass->x_bytes, x, MUI_SCRATCH_X);
@@ -245,11 +248,40 @@ static mu_status choose_backward(mui_engine *e, dnnl_conv *c, mui_conv_pass pass
 }
 
 /* The reference takes over a direction that oneDNN cannot do at all. */
-static mu_status use_reference(mui_engine *e, dnnl_conv *c)
+static mu_status use_reference(mui_engine *e, dnnl_conv *c, mui_conv_pass which)
 {
     const mui_conv2d_plan *p = mui_ref_conv2d_plan(e, &c->base.plan.shape, c->base.plan.w);
+    if (p == NULL) {
+        return MU_ERR_NOMEM;
+    }
     c->reference = (const mui_conv2d_impl *)p;
-    return p == NULL ? MU_ERR_NOMEM : MU_OK;
+    c->pass[which].by = BY_REFERENCE;
+    return MU_OK;
+}
+
+/* Whether that primitive multiplies at least as much padding of the input's channels as input. */
+static bool few_channels_pay(mui_engine *e, const dnnl_conv *c, dnnl_primitive_desc_t pd)
+{
+    const mui_conv2d_plan *p = &c->base.plan;
+    const mui_conv2d_shape *s = &p->shape;
+    const mui_layout *blocks = NULL;
+    mui_md x = mui_pd_md(e, pd, dnnl_query_src_md);
+    return x != NULL && s->groups == 1 && p->x == NULL &&
+           mui_md_bytes(x) >= 2 * mui_bytes_in_layout(MU_DIMS(s->n, s->ic, s->ih, s->iw), NULL) &&
+           mui_image_layout(e, MU_DIMS(s->n, s->oc, s->oh, s->ow), MUI_FEW_BLOCK, &blocks) && blocks == p->y;
+}
+
+static mu_status make_few_channels(mui_engine *e, dnnl_conv *c)
+{
+    conv_pass *p = &c->pass[MUI_CONV_BACKWARD_WEIGHTS];
+    conv_dims d = dims_of(&c->base.plan.shape);
+    mui_md w = mui_md_plain(e, d.w_ndims, d.w);
+    if (w == NULL || !weight_reorder(e, w, c->stored, &p->weight_reorder)) {
+        return MU_ERR_DEVICE;
+    }
+    p->weight_bytes = mui_md_bytes(w);
+    p->by = BY_FEW_CHANNELS;
+    return MU_OK;
 }
 
 static mu_status make_backward(mui_engine *e, dnnl_conv *c, mui_conv_pass which)
@@ -262,7 +294,10 @@ static mu_status make_backward(mui_engine *e, dnnl_conv *c, mui_conv_pass which)
     }
     mu_status s = choose_backward(e, c, which, &pd);
     if (s != MU_OK || pd == NULL) {
-        return s != MU_OK ? s : use_reference(e, c);
+        return s != MU_OK ? s : use_reference(e, c, which);
+    }
+    if (!data && few_channels_pay(e, c, pd)) {
+        return make_few_channels(e, c);
     }
     conv_pass *p = &c->pass[which];
     mui_md x = mui_pd_md(e, pd, data ? dnnl_query_diff_src_md : dnnl_query_src_md);
@@ -288,7 +323,17 @@ static mu_status make_backward(mui_engine *e, dnnl_conv *c, mui_conv_pass which)
         data ? (const int[]){DNNL_ARG_DIFF_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DIFF_DST, 0}
              : (const int[]){DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, DNNL_ARG_DIFF_DST, DNNL_ARG_DIFF_BIAS},
         (const mui_md[]){x, w, y, b}, c->what);
-    return p->exec == NULL ? MU_ERR_DEVICE : MU_OK;
+    if (p->exec == NULL) {
+        return MU_ERR_DEVICE;
+    }
+    p->by = BY_PRIMITIVE;
+    return MU_OK;
+}
+
+/* Makes the direction when it is first asked for. */
+static mu_status made(mui_engine *e, dnnl_conv *c, mui_conv_pass which)
+{
+    return c->pass[which].by == NOT_MADE ? make_backward(e, c, which) : MU_OK;
 }
 
 /* By the reference, which knows plain images only. */
@@ -310,14 +355,9 @@ static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *plan, const
 {
     dnnl_conv *c = (dnnl_conv *)plan; /* plans are the engine's: const for callers only */
     conv_pass *p = &c->pass[MUI_CONV_BACKWARD_DATA];
-    if (p->exec == NULL && !p->taps) {
-        mu_status s = make_backward(e, c, MUI_CONV_BACKWARD_DATA);
-        if (s != MU_OK) {
-            return s;
-        }
-        if (p->exec == NULL && !p->taps) {
-            return reference_data(e, c, dy, w, dx);
-        }
+    mu_status s = made(e, c, MUI_CONV_BACKWARD_DATA);
+    if (s != MU_OK || p->by == BY_REFERENCE) {
+        return s != MU_OK ? s : reference_data(e, c, dy, w, dx);
     }
     w = wanted_weight(e, p, w);
     dy = wanted(e, p->y_reorder, p->y_bytes, dy, MUI_SCRATCH_Y);
@@ -325,8 +365,8 @@ static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *plan, const
     if (w == NULL || dy == NULL || out == NULL) {
         return MU_ERR_DEVICE;
     }
-    mu_status s = p->taps ? mui_tap_backward_data(e, &plan->shape, dy, w, out)
-                          : mui_exec_run(e, p->exec, 3, (const void *const[]){out, w, dy});
+    s = p->by == BY_TAPS ? mui_tap_backward_data(e, &plan->shape, dy, w, out)
+                         : mui_exec_run(e, p->exec, 3, (const void *const[]){out, w, dy});
     if (s == MU_OK && p->x_reorder != NULL) {
         s = convert(e, MUI_CONVERT_LAYOUT, p->x_reorder, out, dx);
     }
@@ -378,14 +418,9 @@ static mu_status backward_weights(mui_engine *e, const mui_conv2d_plan *plan, co
 {
     dnnl_conv *c = (dnnl_conv *)plan;
     conv_pass *p = &c->pass[MUI_CONV_BACKWARD_WEIGHTS];
-    if (p->exec == NULL && !p->taps) {
-        mu_status s = make_backward(e, c, MUI_CONV_BACKWARD_WEIGHTS);
-        if (s != MU_OK) {
-            return s;
-        }
-        if (p->exec == NULL && !p->taps) {
-            return reference_weights(e, c, x, dy, dw, db, accumulate_w, accumulate_b);
-        }
+    mu_status s = made(e, c, MUI_CONV_BACKWARD_WEIGHTS);
+    if (s != MU_OK || p->by == BY_REFERENCE) {
+        return s != MU_OK ? s : reference_weights(e, c, x, dy, dw, db, accumulate_w, accumulate_b);
     }
     bool bias = plan->shape.bias;
     size_t bias_bytes = (size_t)plan->shape.oc * sizeof(float);
@@ -396,8 +431,11 @@ static mu_status backward_weights(mui_engine *e, const mui_conv2d_plan *plan, co
     if (w == NULL || x == NULL || dy == NULL || (bias && b == NULL)) {
         return MU_ERR_DEVICE;
     }
-    mu_status s = p->taps ? mui_tap_backward_weights(e, &plan->shape, x, dy, w, b)
-                          : mui_exec_run(e, p->exec, bias ? 4 : 3, (const void *const[]){x, w, dy, b});
+    switch (p->by) {
+    case BY_TAPS: s = mui_tap_backward_weights(e, &plan->shape, x, dy, w, b); break;
+    case BY_FEW_CHANNELS: s = mui_few_backward_weights(e, &plan->shape, x, dy, w, b); break;
+    default: s = mui_exec_run(e, p->exec, bias ? 4 : 3, (const void *const[]){x, w, dy, b}); break;
+    }
     if (s == MU_OK) {
         s = deliver_weight(e, c, p, w, dw, accumulate_w);
     }
