@@ -259,15 +259,15 @@ static mu_status use_reference(mui_engine *e, dnnl_conv *c, mui_conv_pass which)
     return MU_OK;
 }
 
-/* Whether that primitive multiplies at least as much padding of the input's channels as input. */
+/* Whether that primitive multiplies at least as much padding of the input's channels as input, or is no vector code. */
 static bool few_channels_pay(mui_engine *e, const dnnl_conv *c, dnnl_primitive_desc_t pd)
 {
     const mui_conv2d_plan *p = &c->base.plan;
     const mui_conv2d_shape *s = &p->shape;
     const mui_layout *blocks = NULL;
     mui_md x = mui_pd_md(e, pd, dnnl_query_src_md);
-    return x != NULL && s->groups == 1 && p->x == NULL &&
-           mui_md_bytes(x) >= 2 * mui_bytes_in_layout(MU_DIMS(s->n, s->ic, s->ih, s->iw), NULL) &&
+    return x != NULL && s->groups == 1 && 2 * s->ic <= MUI_FEW_BLOCK && p->x == NULL &&
+           (is_slow(pd) || mui_md_bytes(x) >= 2 * mui_bytes_in_layout(MU_DIMS(s->n, s->ic, s->ih, s->iw), NULL)) &&
            mui_image_layout(e, MU_DIMS(s->n, s->oc, s->oh, s->ow), MUI_FEW_BLOCK, &blocks) && blocks == p->y;
 }
 
