@@ -2,6 +2,7 @@
  * vectorises; one element's result depends on nothing but its own inputs. */
 #include "kern/engine.h"
 #include "kern/fast_math.h"
+#include "kern/philox_lanes.h"
 
 #define INV_SQRT2 0.707106781f
 #define INV_SQRT_2PI 0.398942280f
@@ -159,46 +160,19 @@ void mui_axpy(mui_engine *e, int64_t n, float a, const float *x, float *y)
 }
 
 /* -- dropout ---------------------------------------------------------------------------------------------------- */
-/* 64 blocks of Philox4x32-10 side by side: the same numbers as mui_philox, in vector code. */
-enum { LANES = 64 };
-
-static inline void philox_lanes(uint64_t key, uint64_t stream, uint64_t counter, uint32_t out[4][LANES])
-{
-#pragma omp simd
-    for (int j = 0; j < LANES; j++) {
-        uint64_t n = counter + (uint64_t)j;
-        uint32_t c0 = (uint32_t)n, c1 = (uint32_t)(n >> 32), c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
-        uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-#pragma GCC unroll 10
-        for (int round = 0; round < 10; round++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-            c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-            c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-            c1 = (uint32_t)p1;
-            c3 = (uint32_t)p0;
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
-        }
-        out[0][j] = c0;
-        out[1][j] = c1;
-        out[2][j] = c2;
-        out[3][j] = c3;
-    }
-}
-
 MUI_CLONES static void dropout(int64_t n, const float *x, float *y, float p, uint64_t key, uint64_t stream)
 {
     float scale = 1.0f / (1.0f - p);
-    for (int64_t at = 0; at < n; at += 4 * LANES) {
-        uint32_t bits[4][LANES];
-        philox_lanes(key, stream, (uint64_t)(at / 4), bits);
-        float draw[4 * LANES];
-        for (int j = 0; j < LANES; j++) {
+    for (int64_t at = 0; at < n; at += 4 * MUI_LANES) {
+        uint32_t bits[4][MUI_LANES];
+        mui_philox_lanes(key, stream, (uint64_t)(at / 4), bits);
+        float draw[4 * MUI_LANES];
+        for (int j = 0; j < MUI_LANES; j++) {
             for (int w = 0; w < 4; w++) {
                 draw[4 * j + w] = (float)(int32_t)(bits[w][j] >> 8) * 0x1p-24f;
             }
         }
-        int64_t count = n - at < 4 * LANES ? n - at : 4 * LANES;
+        int64_t count = n - at < 4 * MUI_LANES ? n - at : 4 * MUI_LANES;
         for (int64_t i = 0; i < count; i++) {
             float kept = x[at + i] * scale;
             y[at + i] = draw[i] >= p ? kept : 0.0f;

@@ -52,12 +52,9 @@ static inline float mui_expf(float x)
     return p * mui_float_of_bits((half + 127u) << 23) * mui_float_of_bits((n - half + 127u) << 23);
 }
 
-/* log of a normal number > 0. */
-static inline float mui_logf_normal(float x)
+/* k log 2 + log(1 + f), f in [sqrt(1/2) - 1, sqrt(2) - 1). */
+static inline float mui_logf_of(float k, float f)
 {
-    uint32_t bits = mui_bits_of_float(x) - 0x3f3504f3u; /* so that the mantissa lies in [sqrt(1/2), sqrt(2)) */
-    float k = (float)((int32_t)bits >> 23);
-    float f = mui_float_of_bits((bits & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
     float p = 0.0691536814f;
     p = p * f - 0.1178980768f;
     p = p * f + 0.1187297627f;
@@ -69,6 +66,13 @@ static inline float mui_logf_normal(float x)
     p = p * f + 0.3333331048f;
     float tail = f * f * (f * p - 0.5f) + k * 1.42860677e-6f;
     return k * 0.693145752f + (f + tail);
+}
+
+/* log of a normal number > 0. */
+static inline float mui_logf_normal(float x)
+{
+    uint32_t bits = mui_bits_of_float(x) - 0x3f3504f3u; /* so that the mantissa lies in [sqrt(1/2), sqrt(2)) */
+    return mui_logf_of((float)((int32_t)bits >> 23), mui_float_of_bits((bits & 0x007fffffu) + 0x3f3504f3u) - 1.0f);
 }
 
 /* log(1 + t) for t >= 0, and NaN. */

@@ -156,6 +156,9 @@ void mui_axpy(mui_engine *e, int64_t n, float a, const float *x, float *y); /* y
  * y = x / (1 - p) where kept, else 0. The same call on dy is the backward. y may equal x. */
 void mui_dropout(mui_engine *e, int64_t n, const float *x, float *y, float p, uint64_t key, uint64_t stream);
 
+/* y[i] = deviation times mui_rng_normal's draw i of (key, stream), to a few units in the last place: the same bits on every CPU. */
+void mui_normal(int64_t n, float *y, float deviation, uint64_t key, uint64_t stream);
+
 /* -- strided and broadcasting ----------------------------------------------------------------------------------- */
 typedef enum mui_binary { MUI_ADD, MUI_SUB, MUI_MUL } mui_binary;
 /* y (dims, plain) = a op b; strides in elements of dims.ndim entries, 0 where broadcast. */

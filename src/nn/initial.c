@@ -3,6 +3,7 @@
 #include "nn/nn.h"
 #include "base/alloc.h"
 #include "base/rng.h"
+#include "kern/kern.h"
 
 #include <math.h>
 
@@ -44,11 +45,9 @@ static void draw_uniform(float *x, int64_t n, mui_rng *r, double bound)
     }
 }
 
-static void draw_normal(float *x, int64_t n, mui_rng *r, double deviation)
+static void draw_normal(float *x, int64_t n, const mui_rng *r, double deviation)
 {
-    for (int64_t i = 0; i < n; i++) {
-        x[i] = (float)(mui_rng_normal(r) * deviation);
-    }
+    mui_normal(n, x, (float)deviation, r->key, r->stream);
 }
 
 mu_status mui_init_apply(mu_parameter *p)

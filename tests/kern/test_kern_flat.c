@@ -140,6 +140,31 @@ static void dropout_draws_philox(void **state)
     free_floats(c);
 }
 
+/* The generator's own normals, one after the other, are the definition. A million of them have radii down to 2^-10 in both
+ * directions, and angles near every quarter turn. */
+static void many_normals(void **state)
+{
+    (void)state;
+    const int64_t sizes[] = {0, 1, 2, 127, 128, 129, 1000003};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+        int64_t n = sizes[i];
+        float *y = malloc((size_t)(n + 1) * sizeof(*y));
+        y[n] = 77;
+        mui_normal(n, y, 0.5f, 0x123456789abcdefu, 77);
+        assert_true(y[n] == 77);
+        mui_rng r;
+        mui_rng_init(&r, 0x123456789abcdefu, 77);
+        double worst = 0;
+        for (int64_t k = 0; k < n; k++) {
+            double want = 0.5 * (double)mui_rng_normal(&r);
+            worst = fmax(worst, fabs((double)y[k] - want) / (fabs(want) + 1));
+        }
+        print_message("%lld normals: within %.2g\n", (long long)n, worst);
+        assert_true(worst < 3e-7);
+        free(y);
+    }
+}
+
 /* -- strided ---------------------------------------------------------------------------------------------------- */
 static int64_t offset_of(mu_dims dims, const int64_t *stride, int64_t index)
 {
@@ -452,6 +477,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unary_operations), cmocka_unit_test(flat_sums),     cmocka_unit_test(dropout_draws_philox),
+        cmocka_unit_test(many_normals),
         cmocka_unit_test(strided_operations), cmocka_unit_test(products),    cmocka_unit_test(softmax),
         cmocka_unit_test(cross_entropy),    cmocka_unit_test(mean_losses),   cmocka_unit_test(layouts),
         cmocka_unit_test(out_of_memory),
