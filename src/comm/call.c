@@ -152,7 +152,8 @@ static bool advance(mui_local *g, mui_call *call)
             return false;
         }
         char text[MUI_BROKEN_BYTES];
-        call->status = mui_call_verdict(g, call, text);
+        mui_posts posts = {mui_slot_of(g, 0, call->base.number), sizeof(mui_rank_block), g->base.size};
+        call->status = mui_verdict_of(&posts, &call->verdict, text);
         if (call->status < 0) {
             mui_local_break(g, call->status, text);
             return true;
@@ -286,11 +287,11 @@ static mu_status report(mui_local *g, mui_call *call)
     if (s < 0) {
         s = broken(g);
     } else if (s == MU_SKIPPED) {
-        memcpy(g->base.skip_text, call->skip_text, sizeof(call->skip_text));
-        g->base.skip_within = call->skip_within;
+        memcpy(g->base.skip_text, call->verdict.skip_text, sizeof(call->verdict.skip_text));
+        g->base.skip_within = call->verdict.skip_within;
     }
-    g->base.last_rank = call->last_rank;
-    g->base.last_seconds = call->last_seconds;
+    g->base.last_rank = call->verdict.last_rank;
+    g->base.last_seconds = call->verdict.last_seconds;
     call->next = g->free_calls;
     g->free_calls = call;
     return s;

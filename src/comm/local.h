@@ -6,17 +6,7 @@
 #ifndef MUI_LOCAL_H
 #define MUI_LOCAL_H
 
-#include "comm/region.h"
-
-typedef enum mui_call_kind {
-    MUI_ALL_REDUCE = 1,
-    MUI_BROADCAST,
-    MUI_ALL_GATHER,
-    MUI_REDUCE_SCATTER,
-    MUI_BARRIER,
-    MUI_ALLOC,
-    MUI_FREE
-} mui_call_kind;
+#include "comm/verdict.h"
 
 typedef enum mui_call_state {
     MUI_QUEUED = 0, /* no free slot yet */
@@ -52,10 +42,7 @@ typedef struct mui_call {
     uint64_t stage, stages;    /* steps done by this rank, steps in all */
     bool direct;               /* no staging: peers reach the data itself */
     double polled;             /* when a test first found it undone; 0: not yet */
-    int last_rank;             /* whoever posted last, and by how much: see mu_group */
-    double last_seconds;
-    char skip_text[MUI_IDENTITY_TEXT + 32];
-    bool skip_within;          /* see mu_group */
+    mui_verdict verdict;
 } mui_call;
 
 typedef struct mui_block {
@@ -135,10 +122,6 @@ void mui_local_give_up(mui_local *g, mu_status status, const char *text);
 /* missing.c */
 bool mui_look_around(mui_local *g, double since); /* deaths, leavers, aborts, time; false: broken now */
 void mui_stall_over(mui_local *g);                /* the call that was warned about is complete */
-
-/* verdict.c: MU_OK, MU_SKIPPED (call->skip_text is set) or MU_ERR_COMM (text is set); the same on all ranks. */
-mu_status mui_call_verdict(const mui_local *g, mui_call *call, char text[MUI_BROKEN_BYTES]);
-void mui_call_describe(const mui_slot *s, char *out, size_t size);
 
 /* transfer.c */
 void mui_transfer_plan(const mui_local *g, mui_call *call);        /* direct and stages */

@@ -1,5 +1,5 @@
 /* Do all ranks mean the same call? Decided by each rank from the same posted descriptors, hence the same everywhere. */
-#include "comm/local.h"
+#include "comm/verdict.h"
 #include "comm/reduce.h"
 
 #include <inttypes.h>
@@ -38,12 +38,12 @@ static bool same(const mui_slot *a, const mui_slot *b)
 }
 
 /* "; like rank 3: 4, 5": who agrees with slot s of rank r. */
-static void add_company(const mui_local *g, uint64_t number, int r, char *out, size_t size)
+static void add_company(const mui_posts *p, int r, char *out, size_t size)
 {
     size_t used = 0;
     out[0] = '\0';
-    for (int q = 0; q < g->base.size && used + 1 < size; q++) {
-        if (q != r && same(mui_slot_of(g, r, number), mui_slot_of(g, q, number))) {
+    for (int q = 0; q < p->size && used + 1 < size; q++) {
+        if (q != r && same(mui_post_of(p, r), mui_post_of(p, q))) {
             int n = used == 0 ? snprintf(out, size, "; like rank %d: %d", r, q)
                               : snprintf(out + used, size - used, ", %d", q);
             used += n > 0 ? (size_t)n : 0;
@@ -57,9 +57,9 @@ static const char *since(const mui_slot *s)
 }
 
 /* The text is for people; where it is the same on both sides, say in what they differ. */
-static void explain(const mui_local *g, uint64_t number, int other, char text[MUI_BROKEN_BYTES])
+static void explain(const mui_posts *p, int other, char text[MUI_BROKEN_BYTES])
 {
-    const mui_slot *a = mui_slot_of(g, 0, number), *b = mui_slot_of(g, other, number);
+    const mui_slot *a = mui_post_of(p, 0), *b = mui_post_of(p, other);
     char left[MUI_IDENTITY_TEXT], right[MUI_IDENTITY_TEXT], why[200] = "", with_left[200], with_right[200];
     mui_call_describe(a, left, sizeof(left));
     mui_call_describe(b, right, sizeof(right));
@@ -94,37 +94,37 @@ static void explain(const mui_local *g, uint64_t number, int other, char text[MU
             snprintf(why, sizeof(why), ", but with %.88s and %.88s", first, second);
         }
     }
-    add_company(g, number, 0, with_left, sizeof(with_left));
-    add_company(g, number, other, with_right, sizeof(with_right));
+    add_company(p, 0, with_left, sizeof(with_left));
+    add_company(p, other, with_right, sizeof(with_right));
     snprintf(text, MUI_BROKEN_BYTES, "ranks contradict each other: rank 0 is at %s, rank %d at %s%s%s%s", left, other,
              right, why, with_left, with_right);
 }
 
 /* All ranks read the same times of one clock, so they agree on who came last. */
-static void note_last(const mui_local *g, mui_call *call)
+static void note_last(const mui_posts *p, mui_verdict *out)
 {
     double last = -1, before = -1;
-    for (int r = 0; r < g->base.size; r++) {
-        double at = mui_slot_of(g, r, call->base.number)->posted_at;
+    for (int r = 0; r < p->size; r++) {
+        double at = mui_post_of(p, r)->posted_at;
         if (at > last) {
             before = last;
             last = at;
-            call->last_rank = r;
+            out->last_rank = r;
         } else if (at > before) {
             before = at;
         }
     }
-    call->last_seconds = before >= 0 ? last - before : 0;
+    out->last_seconds = before >= 0 ? last - before : 0;
 }
 
-mu_status mui_call_verdict(const mui_local *g, mui_call *call, char text[MUI_BROKEN_BYTES])
+mu_status mui_verdict_of(const mui_posts *p, mui_verdict *out, char text[MUI_BROKEN_BYTES])
 {
-    const mui_slot *zero = mui_slot_of(g, 0, call->base.number);
+    const mui_slot *zero = mui_post_of(p, 0);
     int odd = 0, abandoned = -1, within = -1;
     bool all_identified = true, plain = false, same_within = true;
-    note_last(g, call);
-    for (int r = 0; r < g->base.size; r++) {
-        const mui_slot *s = mui_slot_of(g, r, call->base.number);
+    note_last(p, out);
+    for (int r = 0; r < p->size; r++) {
+        const mui_slot *s = mui_post_of(p, r);
         if (odd == 0 && !same(zero, s)) {
             odd = r;
         }
@@ -132,7 +132,7 @@ mu_status mui_call_verdict(const mui_local *g, mui_call *call, char text[MUI_BRO
         if (s->identified && s->kind >= MUI_KIND_ABANDON) {
             abandoned = abandoned < 0 ? r : abandoned;
         } else if (s->identified && (s->kind & MUI_KIND_WITHIN) != 0) {
-            same_within = same_within && (within < 0 || same(mui_slot_of(g, within, call->base.number), s));
+            same_within = same_within && (within < 0 || same(mui_post_of(p, within), s));
             within = r;
         } else {
             plain = true;
@@ -142,14 +142,14 @@ mu_status mui_call_verdict(const mui_local *g, mui_call *call, char text[MUI_BRO
      * are not skipped over, since their caller would take the call for done. */
     bool one_place = within < 0 || (!plain && same_within); /* of those who did not abandon */
     if (abandoned >= 0 && all_identified && one_place) {
-        call->skip_within = within >= 0;
+        out->skip_within = within >= 0;
         char what[MUI_IDENTITY_TEXT];
-        mui_call_describe(mui_slot_of(g, abandoned, call->base.number), what, sizeof(what));
-        snprintf(call->skip_text, sizeof(call->skip_text), "rank %d: %s", abandoned, what);
+        mui_call_describe(mui_post_of(p, abandoned), what, sizeof(what));
+        snprintf(out->skip_text, sizeof(out->skip_text), "rank %d: %s", abandoned, what);
         return MU_SKIPPED;
     }
     if (odd != 0) {
-        explain(g, call->base.number, odd, text);
+        explain(p, odd, text);
         return MU_ERR_COMM;
     }
     return MU_OK;
