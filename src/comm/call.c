@@ -78,26 +78,8 @@ static bool slot_is_free(mui_local *g)
 static void post(mui_local *g, mui_call *call)
 {
     mui_slot *s = mui_slot_of(g, g->base.rank, call->base.number);
-    s->sequence = call->identified ? call->identity.sequence : 0;
-    s->hash = call->identified ? call->identity.hash : 0;
-    s->steps = call->identified ? call->identity.steps : 0;
-    s->updates = call->identified ? call->identity.updates : 0;
-    s->kind = call->identified ? call->identity.kind : 0;
-    s->posted_at = mui_now();
-    s->count = call->spec.count;
+    mui_post_fill(s, &call->spec, call->identified ? &call->identity : NULL, g->base.size);
     s->offset = mui_call_offset(g, call);
-    s->root = call->spec.root;
-    s->call = (uint8_t)call->spec.kind;
-    s->type = (uint8_t)call->spec.type;
-    s->op = (uint8_t)call->spec.op;
-    s->identified = call->identified;
-    if (call->identified) {
-        memcpy(s->text, call->identity.text, strlen(call->identity.text) + 1);
-    }
-    size_t bytes = mui_call_bytes(call);
-    if (bytes <= MUI_INLINE_BYTES && bytes > 0 && call->spec.in != NULL) {
-        memcpy(s->payload, call->spec.in, bytes);
-    }
     __atomic_store_n(&s->stage, 0, __ATOMIC_RELAXED); /* read only after posted */
     __atomic_store_n(&g->me->calls, call->base.number + 1, __ATOMIC_RELAXED);
     /* Pairs with the acquire in mui_call_lacks; seq_cst with `sleeping`. */
@@ -152,7 +134,7 @@ static bool advance(mui_local *g, mui_call *call)
             return false;
         }
         char text[MUI_BROKEN_BYTES];
-        mui_posts posts = {mui_slot_of(g, 0, call->base.number), sizeof(mui_rank_block), g->base.size};
+        mui_posts posts = mui_posts_of(g, call);
         call->status = mui_verdict_of(&posts, &call->verdict, text);
         if (call->status < 0) {
             mui_local_break(g, call->status, text);

@@ -16,18 +16,6 @@ typedef enum mui_call_state {
     MUI_REPORTABLE  /* out of the queue, status is final */
 } mui_call_state;
 
-/* What a call is, as posted. */
-typedef struct mui_call_spec {
-    mui_call_kind kind;
-    uint64_t count; /* elements, or bytes of broadcast, all-gather and alloc, or an offset of free */
-    mu_dtype type;
-    mu_reduce_op op;
-    int root;
-    const void *in;
-    void *out;
-    const mui_identity *identity; /* may be NULL; copied */
-} mui_call_spec;
-
 typedef struct mui_call {
     mu_request base;
     struct mui_call *next;     /* in the queue, or in the free list */
@@ -138,6 +126,11 @@ static inline mui_rank_block *mui_block_of(const mui_local *g, int rank)
 static inline mui_slot *mui_slot_of(const mui_local *g, int rank, uint64_t number)
 {
     return &mui_block_of(g, rank)->slots[number % MUI_SLOTS];
+}
+
+static inline mui_posts mui_posts_of(const mui_local *g, const mui_call *call)
+{
+    return (mui_posts){mui_slot_of(g, 0, call->base.number), sizeof(mui_rank_block), g->base.size};
 }
 
 #endif

@@ -16,16 +16,14 @@ static size_t element(const mui_call *call)
     return reduces ? mui_reducible_bytes(call->spec.type) : 1;
 }
 
-static size_t result_bytes(const mui_call *call) /* per rank: what count stands for */
+static size_t result_bytes(const mui_call *call)
 {
-    mui_call_kind k = call->spec.kind;
-    return k == MUI_BARRIER || k == MUI_ALLOC || k == MUI_FREE ? 0 : (size_t)call->spec.count * element(call);
+    return mui_spec_bytes(&call->spec);
 }
 
 size_t mui_call_bytes(const mui_call *call)
 {
-    size_t n = result_bytes(call);
-    return call->spec.kind == MUI_REDUCE_SCATTER ? n * (size_t)call->base.group->size : n;
+    return mui_spec_brings(&call->spec, call->base.group->size);
 }
 
 uint64_t mui_call_offset(const mui_local *g, const mui_call *call)
@@ -47,11 +45,6 @@ static char *reach(const mui_local *g, const mui_call *call, int rank)
         return NULL;
     }
     return mui_region_arena(&g->region, rank) + offset;
-}
-
-static char *payload(const mui_local *g, const mui_call *call, int rank)
-{
-    return mui_slot_of(g, rank, call->base.number)->payload;
 }
 
 static char *staging(const mui_local *g, int rank, uint64_t chunk)
@@ -113,49 +106,6 @@ void mui_transfer_plan(const mui_local *g, mui_call *call)
     }
     size_t unit = chunk_bytes(g, call);
     call->stages = call->direct ? 1 : (result_bytes(call) + unit - 1) / unit + 1;
-}
-
-/* A group of one, or payloads in the slots. */
-static void finish_inline(const mui_local *g, const mui_call *call)
-{
-    const mui_call_spec *s = &call->spec;
-    int size = g->base.size, rank = g->base.rank;
-    size_t bytes = result_bytes(call);
-    bool alone = size == 1;
-    if (bytes == 0) {
-        return;
-    }
-    const void *in[MUI_MAX_RANKS];
-    void *out = s->out;
-    for (int r = 0; r < size; r++) {
-        in[r] = alone ? s->in : payload(g, call, r);
-    }
-    switch (s->kind) {
-    case MUI_REDUCE_SCATTER:
-        for (int r = 0; r < size && !alone; r++) {
-            in[r] = payload(g, call, r) + (size_t)rank * bytes;
-        }
-        mui_reduce(s->type, s->op, size, in, 1, &out, (int64_t)s->count);
-        break;
-    case MUI_ALL_REDUCE:
-        if (!alone) { /* the sum, the mean, the greatest of one is itself */
-            mui_reduce(s->type, s->op, size, in, 1, &out, (int64_t)s->count);
-        }
-        break;
-    case MUI_BROADCAST:
-        if (rank != s->root) {
-            memcpy(out, payload(g, call, s->root), bytes);
-        }
-        break;
-    case MUI_ALL_GATHER:
-        for (int r = 0; r < size; r++) {
-            memmove((char *)out + (size_t)r * bytes, in[r], bytes);
-        }
-        break;
-    case MUI_BARRIER:
-    case MUI_ALLOC:
-    case MUI_FREE: break;
-    }
 }
 
 static void step_direct(const mui_local *g, const mui_call *call)
@@ -258,7 +208,9 @@ void mui_transfer_step(const mui_local *g, mui_call *call)
 void mui_transfer_finish(const mui_local *g, mui_call *call)
 {
     if (call->stages == 0) {
-        finish_inline(g, call);
+        const void *in[MUI_MAX_RANKS];
+        mui_posts posts = mui_posts_of(g, call);
+        mui_finish_inline(&posts, &call->spec, g->base.rank, in);
     } else if (!call->direct) {
         fetch(g, call, call->stages - 2);
     }

@@ -1,4 +1,5 @@
-/* Do all ranks mean the same call? For every engine that has the descriptors of all ranks side by side. */
+/* Calls as descriptors: what each rank posts, whether all mean the same, and the result where payloads fit in them. For
+ * every engine that has the descriptors of all ranks side by side. */
 #ifndef MUI_VERDICT_H
 #define MUI_VERDICT_H
 
@@ -13,6 +14,18 @@ typedef enum mui_call_kind {
     MUI_ALLOC,
     MUI_FREE
 } mui_call_kind;
+
+/* What a call is, as posted. */
+typedef struct mui_call_spec {
+    mui_call_kind kind;
+    uint64_t count; /* elements, or bytes of broadcast, all-gather and alloc, or an offset of free */
+    mu_dtype type;
+    mu_reduce_op op;
+    int root;
+    const void *in;
+    void *out;
+    const mui_identity *identity; /* may be NULL; copied */
+} mui_call_spec;
 
 /* What the ranks have posted for one call: rank r's slot is r * stride bytes after the first. */
 typedef struct mui_posts {
@@ -36,5 +49,14 @@ static inline const mui_slot *mui_post_of(const mui_posts *p, int rank)
 /* MU_OK, MU_SKIPPED (out->skip_text is set) or MU_ERR_COMM (text is set); the same on all ranks. */
 mu_status mui_verdict_of(const mui_posts *p, mui_verdict *out, char text[MUI_BROKEN_BYTES]);
 void mui_call_describe(const mui_slot *s, char *out, size_t size);
+
+/* inline.c: bytes of the result of each rank that count stands for; and of what a rank brings. */
+size_t mui_spec_bytes(const mui_call_spec *s);
+size_t mui_spec_brings(const mui_call_spec *s, int size);
+/* Fills a slot but for its hand-over words; small payloads travel in it. */
+void mui_post_fill(mui_slot *slot, const mui_call_spec *s, const mui_identity *identity, int size);
+/* The whole result of a call whose payloads lie in the posts, or of a group of one. in: room for as many pointers as
+ * ranks. */
+void mui_finish_inline(const mui_posts *p, const mui_call_spec *s, int rank, const void **in);
 
 #endif
