@@ -2,6 +2,7 @@
  * number, process, what it was last seen doing, and what it has not brought. */
 #include "base/os.h"
 #include "comm/local.h"
+#include "comm/naming.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -13,15 +14,6 @@
 #define MOST_NAMED 2 /* late ranks that are described; others are counted */
 
 /* -- names --------------------------------------------------------------------------------------------------------- */
-static void add(char *out, size_t size, size_t *used, const char *between, const char *text)
-{
-    if (text[0] != '\0' && *used + 1 < size) {
-        int n = snprintf(out + *used, size - *used, "%s%s", *used > 0 ? between : "", text);
-        *used += n > 0 ? (size_t)n : 0;
-        *used = *used < size ? *used : size - 1;
-    }
-}
-
 static uint32_t turn_of(const mui_rank_block *b)
 {
     return mui_board_turn(&b->phase) + mui_board_turn(&b->beacon.work) + mui_board_turn(&b->beacon.place);
@@ -32,21 +24,13 @@ static uint32_t turn_of(const mui_rank_block *b)
 static void describe_place(const mui_local *g, int r, char *out, size_t size)
 {
     const mui_rank_block *b = mui_block_of(g, r);
-    char text[MUI_BOARD_BYTES] = "", for_long[48] = "";
-    size_t used = 0;
-    uint32_t stage = 0;
-    out[0] = '\0';
-    mui_board_read(&b->phase, NULL, text);
-    add(out, size, &used, "", text);
-    mui_board_read(&b->beacon.work, NULL, text);
-    add(out, size, &used, ", ", text);
-    mui_board_read(&b->beacon.place, &stage, text);
-    add(out, size, &used, ", ", mui_stage_name(stage));
-    add(out, size, &used, ", ", text);
+    char for_long[48] = "";
+    mui_place_text(&b->phase, &b->beacon, out, size);
+    size_t used = strlen(out);
     double still = mui_now() - g->stall.still_since;
     if (used > 0 && g->stall.still_since > 0 && g->stall.rank == r && g->stall.turn == turn_of(b) && still >= 0.1) {
         snprintf(for_long, sizeof(for_long), "for %.1f s now", still);
-        add(out, size, &used, ", ", for_long);
+        mui_join(out, size, &used, ", ", for_long);
     }
 }
 
@@ -95,14 +79,14 @@ static void name_missing(const mui_local *g, const mui_call *call, mui_lack why,
         char who[WHO_BYTES], lack[LACK_BYTES];
         name_rank(g, r, who, sizeof(who));
         name_lack(g, r, why, lack, sizeof(lack));
-        add(out, size, &used, ", and ", who);
-        add(out, size, &used, "", lack);
+        mui_join(out, size, &used, ", and ", who);
+        mui_join(out, size, &used, "", lack);
         named++;
     }
     if (others > 0) {
         char text[48];
         snprintf(text, sizeof(text), ", and %d more", others);
-        add(out, size, &used, "", text);
+        mui_join(out, size, &used, "", text);
     }
 }
 
@@ -126,11 +110,11 @@ static void list_missing(const mui_local *g, const mui_call *call, char *out, si
         count += r != g->base.rank && mui_call_lacks(g, call, r);
     }
     out[0] = '\0';
-    add(out, size, &used, "", count > 1 ? "ranks" : "rank");
+    mui_join(out, size, &used, "", count > 1 ? "ranks" : "rank");
     for (int r = 0, k = 0; r < g->base.size; r++) {
         if (r != g->base.rank && mui_call_lacks(g, call, r)) {
             snprintf(one, sizeof(one), "%s%d", k++ > 0 ? ", " : " ", r);
-            add(out, size, &used, "", one);
+            mui_join(out, size, &used, "", one);
         }
     }
 }
