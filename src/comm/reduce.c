@@ -20,6 +20,15 @@ const char *mui_reduce_op_name(mu_reduce_op op)
     return op == MU_SUM ? "sum" : op == MU_MEAN ? "mean" : op == MU_MAX ? "max" : "min";
 }
 
+void mui_reduce_slice(int64_t n, int size, int rank, size_t bytes, int64_t *from, int64_t *count)
+{
+    int64_t line = (int64_t)(64 / bytes), lines = (n + line - 1) / line;
+    int64_t first = lines / size * rank + (rank < lines % size ? rank : lines % size);
+    int64_t many = lines / size + (rank < lines % size ? 1 : 0);
+    *from = first * line < n ? first * line : n;
+    *count = (first + many) * line < n ? many * line : n - *from;
+}
+
 /* a = x op y; a may be x. Integers wrap. */
 #define COMBINE(name, type, expression)                                                                               \
     static void name(type *a, const type *x, const type *restrict y, int64_t n)                                       \

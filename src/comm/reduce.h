@@ -9,6 +9,9 @@ size_t mui_reducible_bytes(mu_dtype type);
 const char *mui_reducible_name(mu_dtype type);
 const char *mui_reduce_op_name(mu_reduce_op op);
 
+/* The part of n elements of so many bytes that a rank of size reduces: whole cache lines but for the end. */
+void mui_reduce_slice(int64_t n, int size, int rank, size_t bytes, int64_t *from, int64_t *count);
+
 /* out[0..outs) each get the reduction of in[0..ranks), n elements. An out may be an in. NaN in any rank makes MU_MAX
  * and MU_MIN NaN. MU_MEAN is the sum divided by ranks. */
 void mui_reduce(mu_dtype type, mu_reduce_op op, int ranks, const void *const *in, int outs, void *const *out,

@@ -65,22 +65,12 @@ static size_t chunk_size(const mui_local *g, const mui_call *call, uint64_t k)
     return left < unit ? left : unit;
 }
 
-/* The part of n elements that a rank reduces: whole cache lines but for the end. */
-static void slice(int64_t n, int size, int rank, size_t bytes, int64_t *from, int64_t *count)
-{
-    int64_t line = (int64_t)(64 / bytes), lines = (n + line - 1) / line;
-    int64_t first = lines / size * rank + (rank < lines % size ? rank : lines % size);
-    int64_t many = lines / size + (rank < lines % size ? 1 : 0);
-    *from = first * line < n ? first * line : n;
-    *count = (first + many) * line < n ? many * line : n - *from;
-}
-
 /* Reduces this rank's slice of n elements that start at base(r) for each rank, into all of them. */
 static void reduce_everywhere(const mui_local *g, const mui_call *call, char *const base[MUI_MAX_RANKS], int64_t n)
 {
     size_t bytes = element(call);
     int64_t from, count;
-    slice(n, g->base.size, g->base.rank, bytes, &from, &count);
+    mui_reduce_slice(n, g->base.size, g->base.rank, bytes, &from, &count);
     const void *in[MUI_MAX_RANKS];
     void *out[MUI_MAX_RANKS];
     for (int r = 0; r < g->base.size; r++) {
