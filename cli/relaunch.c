@@ -11,7 +11,14 @@
 
 bool in_launcher(void)
 {
-    return getenv("RANK") != NULL || getenv("WORLD_SIZE") != NULL;
+    /* The launchers of MPI and Slurm; one rank of theirs is a program started alone. */
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
+    bool many = false;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+        const char *size = getenv(sizes[i]);
+        many = many || (size != NULL && atoi(size) > 1);
+    }
+    return many || getenv("RANK") != NULL || getenv("WORLD_SIZE") != NULL;
 }
 
 int relaunch(int ranks, int argc, char **argv)

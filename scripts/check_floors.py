@@ -20,7 +20,7 @@ PUBLIC = {"group": "comm", "tape": "tape", "ops": "tape", "module": "nn", "layer
 WORDS = {"base", "tensor"}
 # Foreign headers and the folders that may know them.
 FOREIGN = {"dnnl": {"kern"}, "oneapi": {"kern"}, "turbojpeg.h": {"data"}, "spng.h": {"data"}, "png.h": {"data"},
-           "zlib.h": {"data", "io"}, "jansson.h": {"io"}, "libdeflate.h": {"io"}}
+           "zlib.h": {"data", "io"}, "jansson.h": {"io"}, "libdeflate.h": {"io"}, "mpi.h": {"comm"}}
 TOP = {"cli", "examples", "bench"}
 MAX_FILE, MAX_FUNCTION, MAX_KERNEL = 1000, 80, 150
 FORBIDDEN = re.compile(r"(?<![>.\w])(exit|abort|assert|printf|puts|alloca|rand|srand)\s*\(")

@@ -1,16 +1,18 @@
 #!/bin/sh
 # Installs the Debian packages that Muster needs. Quiet when they are already there.
 #   scripts/deps.sh build    to build the library and the command, and for the demo
-#   scripts/deps.sh check    and for all tests (PyTorch is the oracle); the default
-#   scripts/deps.sh bench    and for make bench, which compares with MPI too
+#   scripts/deps.sh check    and for all tests (PyTorch is the oracle; Open MPI and MPICH); the default
+#   scripts/deps.sh bench    and for make bench
 #   scripts/deps.sh ci       (check's) and for .ci/run (clang)
 set -eu
 
 build="gcc libc6-dev make cmake ninja-build pkg-config libdnnl-dev zlib1g-dev libdeflate-dev libturbojpeg0-dev libspng-dev
        libjansson-dev dataset-fashion-mnist"
-check="libcmocka-dev g++ binutils unzip ziptool python3 python3-numpy python3-torch python3-torchvision python3-pil"
+# Without the MPIs their plug-ins are not built, and their tests are skipped.
+mpi="libopenmpi-dev openmpi-bin libmpich-dev mpich"
+check="libcmocka-dev g++ binutils unzip ziptool python3 python3-numpy python3-torch python3-torchvision python3-pil $mpi"
 # Without OpenBLAS, PyTorch has the reference BLAS, which is no peer.
-bench="python3-venv libopenblas0-pthread libopenmpi-dev openmpi-bin libmpich-dev mpich"
+bench="python3-venv libopenblas0-pthread"
 ci="clang"
 
 case "${1:-check}" in

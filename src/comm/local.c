@@ -15,6 +15,10 @@ mu_status mui_group_settings(mu_context *c, const mu_group_options *options, mu_
         return mui_fail(c, MU_ERR_ARG, "a group's timeout_seconds (%g) and warn_seconds (%g) must not be negative",
                         out->timeout_seconds, out->warn_seconds);
     }
+    if (out->engine < MU_GROUP_AUTO || out->engine > MU_GROUP_MPI) {
+        return mui_fail(c, MU_ERR_ARG, "a group's engine is %d, which is none of MU_GROUP_AUTO, MU_GROUP_SHM, MU_GROUP_MPI",
+                        (int)out->engine);
+    }
     const char *text = getenv("MUSTER_TIMEOUT");
     if (out->timeout_seconds == 0.0 && text != NULL && text[0] != '\0') {
         char *end = NULL;
