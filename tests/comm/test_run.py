@@ -290,10 +290,17 @@ def test_contradicting_environments():
             ({"RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}, "unsupported", "WORLD_SIZE is 4", "LOCAL_WORLD_SIZE",
              "MPI"),
             ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": ""}, "argument", "RANK", "WORLD_SIZE", "MASTER_PORT"),
-            ({"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 4, "OMPI_COMM_WORLD_LOCAL_SIZE": 2}, "unsupported",
+            ({"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 4, "OMPI_COMM_WORLD_LOCAL_SIZE": 2,
+              "MUSTER_GROUP": "shm"}, "unsupported",
              "OMPI_COMM_WORLD_SIZE is 4", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI"),
-            ({"PMI_RANK": 0, "PMI_SIZE": 4}, "unsupported", "MPI_LOCALNRANKS"),
-            ({"SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 4, "SLURM_STEP_NUM_NODES": 2}, "unsupported", "MPI"),
+            ({"PMI_RANK": 0, "PMI_SIZE": 4, "MUSTER_GROUP": "shm"}, "unsupported", "MPI_LOCALNRANKS"),
+            ({"SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 4, "SLURM_STEP_NUM_NODES": 2, "MUSTER_GROUP": "shm"},
+             "unsupported", "MPI"),
+            ({"MUSTER_GROUP": "tcp"}, "argument", "MUSTER_GROUP is `tcp`"),
+            ({"RANK": 0, "WORLD_SIZE": 2, "MUSTER_GROUP": "mpi"}, "argument", "WORLD_SIZE is 2", "mpirun"),
+            ({"MUSTER_GROUP": "mpi", "MUSTER_MPI": "lam"}, "argument", "MUSTER_MPI is `lam`"),
+            ({"MUSTER_GROUP": "mpi", "MUSTER_PLUGINS": "/nowhere"}, "unsupported", "no plug-in for any MPI", "/nowhere"),
+            ({"MUSTER_GROUP": "mpi", "MUSTER_MPI": "mpich", "MUSTER_PLUGINS": ""}, "unsupported", "libmuster-mpi-mpich.so"),
             ({"MUSTER_TIMEOUT": "soon"}, "argument", "MUSTER_TIMEOUT is `soon`")]:
         done = program(**{**base, **env})
         assert done.returncode == 3 and done.stderr.startswith(kind + ": "), (env, done)

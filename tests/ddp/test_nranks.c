@@ -9,8 +9,11 @@
  * its first weights are changed by one rounding. Hence two measures. Guided: each step of N ranks starts from the
  * parameters that one rank had there, and must end within 1e-5 of where that one ended. Free: ten steps by themselves
  * must not lead further from one rank than a few times one rounding does; and at the small rate of a careful
- * fine-tuning, where flips have less to work with, all parameters together stay within 1e-5 of their norm. */
-#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
+ * fine-tuning, where flips have less to work with, all parameters together stay within 1e-5 of their norm.
+ *
+ * Under mpirun: on that many ranks over MPI, free against threads (bit for bit) and guided against one rank. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, RTLD_DEFAULT */
+#include "comm/mpi_ranks.h"
 #include "rig.h"
 
 #include <muster/layers.h>
@@ -29,7 +32,8 @@ typedef struct result {
 
 typedef struct run {
     result *out;
-    const result *guide; /* start each step from its values; NULL: free */
+    result *guide;       /* start each step from its values; NULL: free */
+    bool send_guide;     /* rank 0 alone has it */
     bool perturbed;      /* the first weights are changed by one rounding */
     bool gentle;         /* a small learning rate */
 } run;
@@ -98,6 +102,9 @@ static void train(mu_group *g, int rank, int size, void *arg)
     mu_optimizer *sgd = mu_sgd(net, job->gentle ? 1e-4F : 0.05F, &(mu_sgd_options){.momentum = 0.9F, .weight_decay = 1e-4F});
     mu_tape *t = mu_tape_new(c, NULL);
     CHECK(d != NULL && sgd != NULL && t != NULL, "set-up: %s", mu_context_message(c));
+    if (job->send_guide) {
+        CHECK(mu_broadcast(g, job->guide, sizeof(*job->guide), 0) == MU_OK, "%s", mu_context_message(c));
+    }
     if (rank == 0) {
         note_values(out, net, 0);
     }
@@ -213,8 +220,43 @@ static void n_ranks_equal_one(void **state)
     munmap(r, bytes);
 }
 
+static void start_over_mpi(run job)
+{
+    assert_int_equal(run_mpi(mpi_world(), train, &job, NULL, true), 0);
+}
+
+static void n_ranks_equal_one_over_mpi(void **state)
+{
+    (void)state;
+    enum { ONE, FREE, GUIDED, THREADS, RESULTS };
+    int size = mpi_world();
+    bool first = atoi(getenv(getenv("PMI_RANK") != NULL ? "PMI_RANK" : "OMPI_COMM_WORLD_RANK")) == 0;
+    result *r = calloc(RESULTS, sizeof(*r));
+    assert_non_null(r);
+    if (first) {
+        start_run(false, 1, (run){.out = &r[ONE]});
+        start_run(false, size, (run){.out = &r[THREADS]});
+    }
+    start_over_mpi((run){.out = &r[FREE]});
+    start_over_mpi((run){.out = &r[GUIDED], .guide = &r[ONE], .send_guide = true});
+    double worst = 0;
+    for (int step = 1; step <= STEPS && first; step++) {
+        double far = distance(&r[GUIDED], &r[ONE], step);
+        worst = far > worst || isnan(far) ? far : worst;
+    }
+    if (first) {
+        printf("%d ranks over MPI  each step from the same start: at most %.2g of a parameter\n", size, worst);
+        assert_true(worst <= 1e-5);
+        assert_int_equal(memcmp(&r[FREE], &r[THREADS], sizeof(result)), 0);
+    }
+    free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(n_ranks_equal_one)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest over_mpi[] = {cmocka_unit_test(n_ranks_equal_one_over_mpi)};
+    int bad = mpi_world() > 0 ? cmocka_run_group_tests(over_mpi, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
+    mpi_end();
+    return bad;
 }

@@ -1,8 +1,11 @@
 /* Training patterns: each a small program on 1 to 4 ranks as threads and on 2 and 3 as processes, with a bucket for
  * each parameter and one bucket for all, against one process that differentiates the mean of the ranks' losses. Prints
  * the table; with --markdown only the table as it is in docs/patterns.md. An argument k/n runs every n-th row from the
- * k-th on, any other argument the rows with that text in their name. */
+ * k-th on, any other argument the rows with that text in their name. Under mpirun: on that many ranks, over MPI. */
+#define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "patterns.h"
+
+#include "comm/mpi_ranks.h"
 
 #include "base/os.h"
 
@@ -108,6 +111,11 @@ static int run_row(const row *r, int *runs)
     for (int net = r->loss == NULL && r->net != NULL; net < (r->net != NULL ? 2 : 1); net++) {
         for (int large = 0; large < 2; large++) {
             job j = {r, large ? (size_t)1 << 20 : 1, net};
+            if (mpi_world() > 0) {
+                bad += mpi_world() >= least && run_mpi(mpi_world(), run_rank, &j, &patient, true) > 0;
+                ++*runs;
+                continue;
+            }
             for (int size = least > 1 ? least : 1; size <= 4; size++, ++*runs) {
                 bad += run_threads(size, run_rank, &j, &patient, true) > 0;
             }
@@ -248,5 +256,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_row_of_the_table_is_there),
         cmocka_unit_test(the_table_has_as_many_rows),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int bad = cmocka_run_group_tests(tests, NULL, NULL);
+    mpi_end();
+    return bad;
 }

@@ -13,6 +13,9 @@ for f in bin/muster "$libdir/libmuster.so" "$libdir/libmuster.a" "$libdir/pkgcon
     share/bash-completion/completions/muster; do
     [ -e "$here/$f" ] || { echo "not installed: $f"; find "$root"; exit 1; }
 done
+for plugin in "$build"/muster-plugins/*.so; do
+    [ ! -e "$plugin" ] || [ -e "$here/$libdir/muster-plugins/${plugin##*/}" ] || { echo "not installed: $plugin"; exit 1; }
+done
 "$here/bin/muster" version
 # Nothing of the build or source tree may leak into what is installed.
 if grep -rlF -e "$source" "$here/$libdir/pkgconfig" "$here/$libdir/cmake"; then

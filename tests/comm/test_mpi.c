@@ -1,0 +1,67 @@
+/* Groups over MPI: the bodies that threads and processes run, under mpirun. Started in another way it has nothing to do,
+ * which is an error. */
+#define _GNU_SOURCE /* RTLD_DEFAULT */
+#include "collectives.h"
+#include "failures.h"
+#include "mpi_ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+static const int64_t everything = 600001;
+
+static void started_by_mpirun(void **state)
+{
+    (void)state;
+    assert_true(mpi_world() > 0);
+}
+
+static void all_reduce_is_exact(void **state)
+{
+    (void)state;
+    int64_t few = 65537;
+    int n = mpi_world();
+    assert_int_equal(run_mpi(n, body_all_reduce, n == 2 ? (void *)&everything : &few, NULL, true), 0);
+}
+
+static void many_in_flight(void **state)
+{
+    (void)state;
+    assert_int_equal(run_mpi(mpi_world(), body_in_flight, NULL, NULL, true), 0);
+    assert_int_equal(run_mpi(mpi_world(), body_staged_in_flight, NULL, NULL, true), 0);
+}
+
+static void other_collectives(void **state)
+{
+    (void)state;
+    assert_int_equal(run_mpi(mpi_world(), body_others, NULL, NULL, true), 0);
+}
+
+static void heap(void **state)
+{
+    (void)state;
+    assert_int_equal(run_mpi(mpi_world(), body_heap, NULL, NULL, true), 0);
+}
+
+static void failures_are_the_same_everywhere(void **state)
+{
+    (void)state;
+    assert_int_equal(run_failures(run_mpi), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(started_by_mpirun),
+        cmocka_unit_test(all_reduce_is_exact),
+        cmocka_unit_test(many_in_flight),
+        cmocka_unit_test(other_collectives),
+        cmocka_unit_test(heap),
+        cmocka_unit_test(failures_are_the_same_everywhere),
+    };
+    int bad = cmocka_run_group_tests_name("mpi", tests, NULL, NULL);
+    mpi_end();
+    return bad;
+}

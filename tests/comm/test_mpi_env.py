@@ -1,0 +1,61 @@
+#!/usr/bin/python3
+"""Groups over MPI from outside: which engine and which MPI, and how a rank that fails or leaves ends the others.
+test_mpi_env.py NAME MPIRUN FROM_ENV MUSTER PLUGINS, with NAME openmpi or mpich"""
+import os
+import re
+import subprocess
+import sys
+import time
+
+NAME, MPIRUN, FROM_ENV, MUSTER, PLUGINS = sys.argv[1:6]
+OTHER = "mpich" if NAME == "openmpi" else "openmpi"
+LAUNCHER = re.compile("RANK|WORLD_SIZE|MASTER_|TORCHELASTIC|MUSTER_|PMI|MPI_LOCAL|SLURM|OMPI_COMM")
+
+
+def mpirun(ranks, *args, **env):
+    e = {k: v for k, v in os.environ.items() if not LAUNCHER.search(k)}
+    e.update({"MUSTER_PLUGINS": PLUGINS, **{k: str(v) for k, v in env.items()}})
+    began = time.monotonic()
+    done = subprocess.run([MPIRUN, "-n", str(ranks), *args], timeout=60, text=True, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=e)
+    done.seconds = time.monotonic() - began
+    return done
+
+
+def test_engine():
+    for asked, kind in (("mpi", "mpi"), ("shm", "shm"), ("auto", "shm"), ("", "shm")):
+        done = mpirun(3, FROM_ENV, MUSTER_GROUP=asked)
+        assert done.returncode == 0, (asked, done)
+        assert sorted(done.stdout.splitlines()) == [f"{kind} {r} of 3 sum 6 context {r} of 3" for r in range(3)], done
+    done = mpirun(2, FROM_ENV, "twice", MUSTER_GROUP="mpi")
+    assert done.returncode == 0, done
+    # The command finds its plug-ins beside itself.
+    done = mpirun(2, MUSTER, "bench", "allreduce", "--sizes", "1000", "--iterations", "3", MUSTER_GROUP="mpi",
+                  MUSTER_PLUGINS="")
+    assert done.returncode == 0, done
+
+
+def test_wrong_mpi():
+    # The other MPI's plug-in knows nothing of this launcher: every rank would be alone. Where it is not installed, the
+    # message says that.
+    done = mpirun(2, FROM_ENV, MUSTER_GROUP="mpi", MUSTER_MPI=OTHER)
+    assert done.returncode != 0, done
+    assert re.search(r"is 2, but MPI says that this is rank 0 of 1: is the launcher that of another MPI|no plug-in for|"
+                     r"cannot load the plug-in", done.stderr), done
+    done = mpirun(2, FROM_ENV, MUSTER_GROUP="mpi", MUSTER_PLUGINS="/nowhere")
+    assert done.returncode != 0 and f"(libmuster-mpi-{NAME}.so) in /nowhere" in done.stderr, done
+
+
+def test_leaver_and_death():
+    done = mpirun(3, FROM_ENV, "leave", MUSTER_GROUP="mpi")
+    assert done.returncode != 0 and done.seconds < 20, done
+    assert re.search(r"rank 1 \(after \d+ calls\) closed the group while rank [02] waits at a barrier", done.stderr), done
+    done = mpirun(3, FROM_ENV, "die", MUSTER_GROUP="mpi")
+    assert done.returncode != 0 and done.seconds < 20, done
+
+
+if __name__ == "__main__":
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            test()
+            print("ok", name)
