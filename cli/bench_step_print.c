@@ -3,14 +3,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
-
-static int threads_of(const step_options *o)
-{
-    const char *omp = getenv("OMP_NUM_THREADS");
-    int from_omp = omp != NULL ? atoi(omp) : 0;
-    return o->threads > 0 ? (int)o->threads : from_omp > 0 ? from_omp : 1;
-}
 
 /* How often, or how many bytes, in each measured step. */
 static void print_counters(json *j, const step_run *r)
@@ -77,7 +69,7 @@ void bench_step_print_json(const step_run *r, const step_result *s)
     json_int(&j, "side", o->side);
     json_int(&j, "ranks", r->b.size);
     json_bool(&j, "ddp", r->ddp != NULL);
-    json_int(&j, "threads", threads_of(o));
+    json_int(&j, "threads", mu_context_threads(r->b.c));
     json_int(&j, "data_parallel", o->replicas);
     json_bool(&j, "winograd", !o->no_winograd);
     json_text(&j, "optimizer", o->optimizer);
@@ -118,11 +110,12 @@ void bench_step_print_json(const step_run *r, const step_result *s)
 void bench_step_print_text(const step_run *r, const step_result *s)
 {
     const step_options *o = r->o;
+    int threads = mu_context_threads(r->b.c);
     printf("%s%s: batch %" PRId64 " x %" PRId64 " x %" PRId64 " x %" PRId64 ", %d rank%s%s, %d thread%s, %s, %" PRId64
            " steps after %" PRId64 "\n",
            o->model, o->cifar_stem ? " (CIFAR stem)" : "", o->batch, o->channels, o->side, o->side, r->b.size,
-           r->b.size == 1 ? "" : "s", r->b.size > 1 && r->ddp == NULL ? " apart" : "", threads_of(o),
-           threads_of(o) == 1 ? "" : "s", o->optimizer, o->steps, o->warmup);
+           r->b.size == 1 ? "" : "s", r->b.size > 1 && r->ddp == NULL ? " apart" : "", threads,
+           threads == 1 ? "" : "s", o->optimizer, o->steps, o->warmup);
     printf("step       %.3f ms (fastest %.3f, 10 %% %.3f, 90 %% %.3f)\n", s->ms.median, s->ms.min, s->ms.p10, s->ms.p90);
     printf("images/s   %.1f\n", s->images_per_second);
     printf("GFLOP/s    %.1f (%.3f GFLOP in a step of a rank)\n", 1e3 * s->gflop * r->b.size / s->ms.median, s->gflop);

@@ -101,6 +101,9 @@ MU_API void mu_context_clear(mu_context *c);
 MU_API int mu_context_rank(const mu_context *c);
 MU_API int mu_context_size(const mu_context *c);
 
+/* Compute threads of this rank: those of the options, or of OMP_NUM_THREADS; at least 1, also for NULL. */
+MU_API int mu_context_threads(const mu_context *c);
+
 /* Prints the context's error to stderr as "muster: ...". Returns s, for use in an expression. */
 MU_API mu_status mu_complain(const mu_context *c, mu_status s);
 

@@ -243,6 +243,11 @@ int mu_context_size(const mu_context *c)
     return c != NULL ? c->size : 1;
 }
 
+int mu_context_threads(const mu_context *c)
+{
+    return c != NULL ? c->threads : 1;
+}
+
 void mu_context_counters(const mu_context *c, mu_counters *out)
 {
     *out = (mu_counters){0};

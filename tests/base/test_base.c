@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
 
@@ -158,6 +159,26 @@ static void globs(void **state)
     assert_false(mui_glob_match("fc", "fc.bias"));
 }
 
+static int threads_with(const char *variable, int option)
+{
+    assert_int_equal(variable != NULL ? setenv("OMP_NUM_THREADS", variable, 1) : unsetenv("OMP_NUM_THREADS"), 0);
+    mu_context *c = mu_context_open(&(mu_context_options){.threads = option});
+    int threads = mu_context_threads(c);
+    assert_int_equal(mu_context_close(c), MU_OK);
+    return threads;
+}
+
+static void threads_are_the_options_or_the_environments(void **state)
+{
+    (void)state;
+    assert_int_equal(threads_with(NULL, 0), 1);
+    assert_int_equal(threads_with("3", 0), 3);
+    assert_int_equal(threads_with("4,2", 0), 4);
+    assert_int_equal(threads_with("3", 2), 2);
+    assert_int_equal(threads_with("-2", 0), 1);
+    assert_int_equal(threads_with("many", 0), 1);
+}
+
 /* What a program has in hand when mu_context_open could not make a context. */
 static void no_context_is_out_of_memory(void **state)
 {
@@ -167,6 +188,7 @@ static void no_context_is_out_of_memory(void **state)
     assert_string_equal(mu_context_message(NULL), "out of memory");
     assert_int_equal(mu_context_rank(NULL), 0);
     assert_int_equal(mu_context_size(NULL), 1);
+    assert_int_equal(mu_context_threads(NULL), 1);
     assert_int_equal(mu_complain(NULL, MU_ERR_NOMEM), MU_ERR_NOMEM);
     assert_int_equal(mu_context_close(NULL), MU_OK);
 }
@@ -182,6 +204,7 @@ int main(void)
         cmocka_unit_test(draws_have_their_distribution),
         cmocka_unit_test(text_grows_and_survives_failure),
         cmocka_unit_test(globs),
+        cmocka_unit_test(threads_are_the_options_or_the_environments),
         cmocka_unit_test(no_context_is_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

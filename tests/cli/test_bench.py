@@ -134,8 +134,13 @@ def step_numbers():
         more = bench_json(w, "step", "--model", "resnet20", "--batch", 64, "--steps", 2, "--warmup", 1)
         assert more["step_ms"]["min"] > 3 * r["step_ms"]["min"], (more, r)
         assert more["peak_rss_bytes"] > r["peak_rss_bytes"], (more, r)
+        # Threads as the ranks were told, whichever way.
+        for args, env, threads in (((), {}, 1), ((), {"OMP_NUM_THREADS": "2,1"}, 2),
+                                   (("--threads", 2, "--ranks", 2), {}, 2)):
+            r = bench_json(w, "step", *CNN, "--batch", 4, "--steps", 1, *args, env=env)
+            assert r["threads"] == threads, (args, env, r)
         text = w.ok("bench", "step", *CNN, "--steps", 2, "--ranks", 2)
-        for word in (r"2 ranks", r"^step +[\d.]+ ms", r"^images/s +[\d.]+", r"^loss +[\d.]+", r"^memory +[\d.]+ MB on a rank",
+        for word in (r"2 ranks, 1 thread,", r"^step +[\d.]+ ms", r"^images/s +[\d.]+", r"^loss +[\d.]+", r"^memory +[\d.]+ MB on a rank",
                      r"^first step [\d.]+ s"):
             assert re.search(word, text, re.M), (word, text)
         assert not [f for f in os.listdir("/dev/shm") if "muster" in f]
