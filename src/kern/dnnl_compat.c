@@ -97,6 +97,7 @@ bool mui_dnnl_open(mui_engine *e)
         return false;
     }
     mui_dnnl_set_threads(e->threads);
+    e->together = e->threads > 1 ? mui_dnnl_together() : NULL;
     dnnl_status_t s = open_all(e->dnnl);
     if (s != dnnl_success) {
         mui_dnnl_fail(e, s, "opening the CPU engine");

@@ -49,3 +49,9 @@ void mui_dnnl_set_threads(int threads)
         ((void (*)(int))set)(threads);
     }
 }
+
+mui_together_fn mui_dnnl_together(void)
+{
+    /* What gcc makes of "omp parallel"; other compilers' runtimes have it too, for programs that gcc compiled. */
+    return (mui_together_fn)look_up("GOMP_parallel");
+}

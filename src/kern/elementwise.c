@@ -3,6 +3,7 @@
 #include "kern/engine.h"
 #include "kern/fast_math.h"
 #include "kern/philox_lanes.h"
+#include "kern/share.h"
 
 #define INV_SQRT2 0.707106781f
 #define INV_SQRT_2PI 0.398942280f
@@ -104,11 +105,31 @@ bool mui_unary_needs_output(mui_unary op)
     return rows[op].needs_output;
 }
 
+/* -- in parts, see share.h -------------------------------------------------------------------------------------- */
+typedef struct flat_args {
+    const unary_row *row;
+    const float *x, *y;
+    float *out, a;
+    bool accumulate;
+} flat_args;
+
+static void unary_forward_part(void *args, int64_t from, int64_t to)
+{
+    const flat_args *f = args;
+    f->row->forward(to - from, f->x + from, f->out + from, f->a);
+}
+
+static void unary_backward_part(void *args, int64_t from, int64_t to)
+{
+    const flat_args *f = args;
+    f->row->backward(to - from, f->x + from, f->y + from, f->out + from, f->a, f->accumulate);
+}
+
 void mui_unary_forward(mui_engine *e, mui_unary op, int64_t n, const float *x, float *y, float a)
 {
     mui_timer t;
     mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
-    rows[op].forward(n, x, y, a);
+    mui_split(e, n, unary_forward_part, &(flat_args){.row = &rows[op], .x = x, .out = y, .a = a});
     mui_timer_stop(&t, 0, mui_float_bytes(2 * n));
 }
 
@@ -118,7 +139,8 @@ void mui_unary_backward(mui_engine *e, mui_unary op, int64_t n, const float *x, 
     mui_timer t;
     mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
     const float *s = rows[op].needs_input ? x : rows[op].needs_output ? y : dy;
-    rows[op].backward(n, s, dy, dx, a, accumulate);
+    mui_split(e, n, unary_backward_part,
+              &(flat_args){.row = &rows[op], .x = s, .y = dy, .out = dx, .a = a, .accumulate = accumulate});
     mui_timer_stop(&t, 0, mui_float_bytes((s == dy ? 2 : 3) * n));
 }
 
@@ -129,11 +151,17 @@ MUI_CLONES static void add_relu(int64_t n, const float *a, const float *b, float
     }
 }
 
+static void add_relu_part(void *args, int64_t from, int64_t to)
+{
+    const flat_args *f = args;
+    add_relu(to - from, f->x + from, f->y + from, f->out + from);
+}
+
 void mui_add_relu_forward(mui_engine *e, int64_t n, const float *a, const float *b, float *y)
 {
     mui_timer t;
     mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
-    add_relu(n, a, b, y);
+    mui_split(e, n, add_relu_part, &(flat_args){.x = a, .y = b, .out = y});
     mui_timer_stop(&t, 0, mui_float_bytes(3 * n));
 }
 
@@ -151,19 +179,33 @@ MUI_CLONES static void axpy(int64_t n, float a, const float *x, float *y)
     }
 }
 
+static void axpy_part(void *args, int64_t from, int64_t to)
+{
+    const flat_args *f = args;
+    axpy(to - from, f->a, f->x + from, f->out + from);
+}
+
 void mui_axpy(mui_engine *e, int64_t n, float a, const float *x, float *y)
 {
     mui_timer t;
     mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
-    axpy(n, a, x, y);
+    mui_split(e, n, axpy_part, &(flat_args){.x = x, .out = y, .a = a});
     mui_timer_stop(&t, 0, mui_float_bytes(3 * n));
 }
 
 /* -- dropout ---------------------------------------------------------------------------------------------------- */
-MUI_CLONES static void dropout(int64_t n, const float *x, float *y, float p, uint64_t key, uint64_t stream)
+typedef struct dropout_args {
+    const float *x;
+    float *y, p;
+    uint64_t key, stream;
+} dropout_args;
+
+/* from is a multiple of 4 * MUI_LANES. */
+MUI_CLONES static void dropout(int64_t from, int64_t n, const float *x, float *y, float p, uint64_t key,
+                               uint64_t stream)
 {
     float scale = 1.0f / (1.0f - p);
-    for (int64_t at = 0; at < n; at += 4 * MUI_LANES) {
+    for (int64_t at = from; at < n; at += 4 * MUI_LANES) {
         uint32_t bits[4][MUI_LANES];
         mui_philox_lanes(key, stream, (uint64_t)(at / 4), bits);
         float draw[4 * MUI_LANES];
@@ -180,10 +222,16 @@ MUI_CLONES static void dropout(int64_t n, const float *x, float *y, float p, uin
     }
 }
 
+static void dropout_part(void *args, int64_t from, int64_t to)
+{
+    const dropout_args *d = args;
+    dropout(from, to, d->x, d->y, d->p, d->key, d->stream);
+}
+
 void mui_dropout(mui_engine *e, int64_t n, const float *x, float *y, float p, uint64_t key, uint64_t stream)
 {
     mui_timer t;
     mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
-    dropout(n, x, y, p, key, stream);
+    mui_split(e, n, dropout_part, &(dropout_args){.x = x, .y = y, .p = p, .key = key, .stream = stream});
     mui_timer_stop(&t, 0, mui_float_bytes(2 * n));
 }

@@ -83,12 +83,16 @@ struct mui_layout {
     const void *backend; /* its description, owned by the backend */
 };
 
+/* fn(user) in so many threads at once, the caller's among them, or in fewer; returns when all have. */
+typedef void (*mui_together_fn)(void (*fn)(void *user), void *user, unsigned threads, unsigned flags);
+
 struct mui_dnnl;
 struct mui_engine {
     mu_context *context;
     mui_engine *home;      /* of a fork: the context's, whose layouts it uses; else itself */
     pthread_mutex_t layouts; /* of the home: held while layouts are looked up or made */
     int threads;
+    mui_together_fn together; /* for our own loops, see share.h; NULL: alone */
     mui_kernels k;
     mui_cache cache;
     void *scratch[MUI_SCRATCH_COUNT];
@@ -155,6 +159,8 @@ const float *mui_to_plain(mui_engine *e, mu_dims dims, const mui_layout *layout,
 bool mui_dnnl_open(mui_engine *e);
 void mui_dnnl_close(mui_engine *e);
 void mui_dnnl_set_threads(int threads);
+/* The threads oneDNN computes with, for others' work; flags are 0. NULL: it has none that can be asked. */
+mui_together_fn mui_dnnl_together(void);
 #endif
 
 #endif

@@ -192,14 +192,15 @@ typedef struct mui_sgd_args {
     double lr, momentum, dampening, weight_decay;
     bool nesterov, first; /* first: the momentum buffer starts as the gradient */
 } mui_sgd_args;
-void mui_sgd_update(int64_t n, float *w, const float *g, float *m /* NULL without momentum */, const mui_sgd_args *a);
+void mui_sgd_update(mui_engine *e, int64_t n, float *w, const float *g, float *m /* NULL without momentum */,
+                    const mui_sgd_args *a);
 /* Doubles: 1 - beta2 of a float beta2 is already wrong in the fifth digit. Defaults are 0.9, 0.999, 1e-8 as doubles. */
 typedef struct mui_adam_args {
     double lr, beta1, beta2, eps, weight_decay;
     bool decoupled;       /* AdamW */
     int64_t step;         /* from 1 */
 } mui_adam_args;
-void mui_adam_update(int64_t n, float *w, const float *g, float *m, float *v, const mui_adam_args *a);
+void mui_adam_update(mui_engine *e, int64_t n, float *w, const float *g, float *m, float *v, const mui_adam_args *a);
 double mui_sum_squares(int64_t n, const float *x); /* fixed order */
 void mui_scale_inplace(int64_t n, float *x, float a);
 

@@ -2,6 +2,7 @@
  * Compiled without contraction to fused multiply-add: replicas on CPUs of different kinds then stay bitwise equal. */
 #include "kern/engine.h"
 #include "kern/fast_math.h"
+#include "kern/share.h"
 
 MUI_CLONES static void sgd_plain(int64_t n, float *w, const float *g, float lr, float decay)
 {
@@ -42,8 +43,21 @@ MUI_CLONES static void sgd_nesterov(int64_t n, float *w, const float *g, float *
     }
 }
 
-void mui_sgd_update(int64_t n, float *w, const float *g, float *m, const mui_sgd_args *a)
+/* Of either kind: what an update reads and writes. */
+typedef struct slabs {
+    float *w;
+    const float *g;
+    float *m, *v;
+    const void *how;
+} slabs;
+
+static void sgd_part(void *args, int64_t from, int64_t to)
 {
+    const slabs *s = args;
+    const mui_sgd_args *a = s->how;
+    int64_t n = to - from;
+    float *w = s->w + from, *m = s->m != NULL ? s->m + from : NULL;
+    const float *g = s->g + from;
     float lr = (float)a->lr, decay = (float)a->weight_decay, momentum = (float)a->momentum;
     float damped = (float)(1.0 - a->dampening);
     if (m == NULL || momentum == 0.0f) {
@@ -55,6 +69,11 @@ void mui_sgd_update(int64_t n, float *w, const float *g, float *m, const mui_sgd
     } else {
         sgd_momentum(n, w, g, m, lr, decay, momentum, damped);
     }
+}
+
+void mui_sgd_update(mui_engine *e, int64_t n, float *w, const float *g, float *m, const mui_sgd_args *a)
+{
+    mui_split(e, n, sgd_part, &(slabs){.w = w, .g = g, .m = m, .how = a});
 }
 
 /* Factors of one step, all rounded to float once, as PyTorch passes scalars to its kernels. */
@@ -76,7 +95,13 @@ MUI_CLONES static void adam(int64_t n, float *w, const float *g, float *m, float
     }
 }
 
-void mui_adam_update(int64_t n, float *w, const float *g, float *m, float *v, const mui_adam_args *a)
+static void adam_part(void *args, int64_t from, int64_t to)
+{
+    const slabs *s = args;
+    adam(to - from, s->w + from, s->g + from, s->m + from, s->v + from, s->how);
+}
+
+void mui_adam_update(mui_engine *e, int64_t n, float *w, const float *g, float *m, float *v, const mui_adam_args *a)
 {
     double correction1 = 1.0 - pow(a->beta1, (double)a->step), correction2 = 1.0 - pow(a->beta2, (double)a->step);
     adam_factors f = {.beta1 = (float)a->beta1,
@@ -88,7 +113,7 @@ void mui_adam_update(int64_t n, float *w, const float *g, float *m, float *v, co
                       .step_size = (float)(a->lr / correction1),
                       .decay = a->decoupled ? 0.0f : (float)a->weight_decay,
                       .shrink = a->decoupled ? (float)(1.0 - a->lr * a->weight_decay) : 1.0f};
-    adam(n, w, g, m, v, &f);
+    mui_split(e, n, adam_part, &(slabs){.w = w, .g = g, .m = m, .v = v, .how = &f});
 }
 
 MUI_CLONES void mui_scale_inplace(int64_t n, float *x, float a)

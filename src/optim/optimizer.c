@@ -275,13 +275,14 @@ typedef struct run {
 
 static void update(const mu_optimizer *o, mui_store *s, const run *r)
 {
+    mui_engine *e = o->context->engine; /* the store's layouts are its; asked for here, it could fail amid a step */
     const mui_settings *g = &o->groups[r->group].settings;
     int64_t n = (int64_t)r->floats;
     float *w = s->values + r->offset;
     const float *grad = s->grads + r->offset;
     float *first = o->slabs[0] != NULL ? o->slabs[0]->data + r->offset : NULL;
     if (o->kind == MUI_OPTIMIZER_SGD) {
-        mui_sgd_update(n, w, grad, first,
+        mui_sgd_update(e, n, w, grad, first,
                        &(mui_sgd_args){.lr = g->lr,
                                        .momentum = g->momentum,
                                        .dampening = g->dampening,
@@ -290,7 +291,7 @@ static void update(const mu_optimizer *o, mui_store *s, const run *r)
                                        .first = r->first});
         return;
     }
-    mui_adam_update(n, w, grad, first, o->slabs[1]->data + r->offset,
+    mui_adam_update(e, n, w, grad, first, o->slabs[1]->data + r->offset,
                     &(mui_adam_args){.lr = g->lr,
                                      .beta1 = g->beta1,
                                      .beta2 = g->beta2,

@@ -46,10 +46,10 @@ int main(void)
         read_floats(g, n);
         if (scalars == 4) {
             mui_sgd_args s = {a[0], a[1], a[2], a[3], last != 0, step == 1};
-            mui_sgd_update(n, w, g, s.momentum != 0 ? m : NULL, &s);
+            mui_sgd_update(NULL, n, w, g, s.momentum != 0 ? m : NULL, &s);
         } else {
             mui_adam_args s = {a[0], a[1], a[2], a[3], a[4], last != 0, step};
-            mui_adam_update(n, w, g, m, v, &s);
+            mui_adam_update(NULL, n, w, g, m, v, &s);
         }
     }
     for (int i = 0; i < n; i++) {

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -95,6 +96,44 @@ static const char *fork_and_train(int threads, int replicas)
                : NULL;
 }
 
+/* Not within the contract (base.h), but what forks for a task of its own may do so, and must not wait for ever. The child
+ * goes on with its parent's context, and comes as far as the parent. */
+static const char *fork_and_go_on(int threads)
+{
+    trainer r = trainer_open(threads, 1);
+    if (!(step(&r) > 0)) {
+        return "the parent does not compute";
+    }
+    int results[2];
+    if (pipe(results) != 0) {
+        return "no pipe";
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(LIMIT_SECONDS);
+        float loss = 0;
+        for (int i = 0; i < STEPS; i++) {
+            loss = step(&r);
+        }
+        _exit(write(results[1], &loss, sizeof(loss)) == sizeof(loss) ? 0 : 1);
+    }
+    int status = 0;
+    bool waited = child > 0 && waitpid(child, &status, 0) == child;
+    close(results[1]);
+    float theirs = -1, ours = -2;
+    ssize_t got = read(results[0], &theirs, sizeof(theirs));
+    close(results[0]);
+    for (int i = 0; i < STEPS; i++) {
+        ours = step(&r);
+    }
+    bool closed = mu_context_close(r.c) == MU_OK;
+    return !waited                                           ? "no child"
+           : WIFSIGNALED(status)                             ? "the child did not end by itself"
+           : status != 0 || got != (ssize_t)sizeof(theirs)   ? "the child failed"
+           : !closed || memcmp(&theirs, &ours, sizeof(ours)) ? "child and parent computed different things"
+                                                             : NULL;
+}
+
 static bool says_nothing(const char *problem)
 {
     if (problem != NULL) {
@@ -119,6 +158,12 @@ static void test_fork_after_replicas_of_two_threads(void **state)
 {
     (void)state;
     assert_true(says_nothing(fork_and_train(4, 2)));
+}
+
+static void test_child_goes_on_with_two_threads(void **state)
+{
+    (void)state;
+    assert_true(says_nothing(fork_and_go_on(2)));
 }
 
 static void *in_thread(void *problem)
@@ -156,6 +201,7 @@ int main(void)
         cmocka_unit_test(test_fork_after_two_threads),
         cmocka_unit_test(test_fork_after_two_replicas),
         cmocka_unit_test(test_fork_after_replicas_of_two_threads),
+        cmocka_unit_test(test_child_goes_on_with_two_threads),
         cmocka_unit_test(test_fork_from_a_thread),
         cmocka_unit_test(test_run_a_command_after_two_threads),
     };
