@@ -1,6 +1,7 @@
 /* The engine: made from the context's options, owns caches and scratch memory, and hands every call to the kernel chosen
  * at creation. What is empty is answered here, so that no backend has to know of sizes 0. */
 #include "kern/engine.h"
+#include "kern/bf16_emulate.h"
 #include "base/alloc.h"
 #include "base/rng.h"
 #include "dev/pages.h"
@@ -262,13 +263,15 @@ const mui_conv2d_plan *mui_conv2d_plan_get(mui_engine *e, const mui_conv2d_shape
     mui_key key = {{MUI_KEY_PLAN, (uint64_t)s->n, (uint64_t)s->ic, (uint64_t)s->ih, (uint64_t)s->iw, (uint64_t)s->oc,
                     (uint64_t)s->oh, (uint64_t)s->ow, (uint64_t)s->kh, (uint64_t)s->kw, (uint64_t)s->stride[0],
                     (uint64_t)s->stride[1], (uint64_t)s->pad[0], (uint64_t)s->pad[1], (uint64_t)s->dilation[0],
-                    (uint64_t)s->dilation[1], (uint64_t)s->groups, (uint64_t)s->bias << 1 | s->inference,
+                    (uint64_t)s->dilation[1], (uint64_t)s->groups, (uint64_t)s->bf16 << 2 | (uint64_t)s->bias << 1 | s->inference,
                     (uint64_t)(uintptr_t)w}};
     const mui_conv2d_plan *p = mui_cache_find(&e->cache, &key);
     if (p != NULL) {
         return p;
     }
-    p = conv_is_empty(s) ? mui_ref_conv2d_plan(e, s, w) : e->k.conv2d_plan(e, s, w);
+    p = s->bf16            ? mui_bf16_conv2d_plan(e, s, w)
+        : conv_is_empty(s) ? mui_ref_conv2d_plan(e, s, w)
+                           : e->k.conv2d_plan(e, s, w);
     if (p == NULL || !mui_cache_put(e, &e->cache, &key, (void *)p)) {
         return NULL;
     }
@@ -296,8 +299,8 @@ static double conv_bytes(const mui_conv2d_plan *p)
                     mui_bytes_in_layout(MU_DIMS(s->n, s->oc, s->oh, s->ow), p->y));
 }
 
-mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *w,
-                             const float *bias, float *y)
+mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *w,
+                             const void *bias, void *y)
 {
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_CONV_FORWARD);
@@ -306,7 +309,7 @@ mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const floa
     return r;
 }
 
-mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, const float *dy, const float *w, float *dx)
+mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, const void *dy, const void *w, void *dx)
 {
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_CONV_BACKWARD_DATA);
@@ -315,7 +318,7 @@ mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, cons
     return r;
 }
 
-mu_status mui_conv2d_backward_weights(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *dy,
+mu_status mui_conv2d_backward_weights(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *dy,
                                       float *dw, float *db, bool accumulate_w, bool accumulate_b)
 {
     mui_timer t;
@@ -366,11 +369,14 @@ static void zero_channels(int64_t channels, float *a, float *b)
 
 size_t mui_batch_norm_mask_bytes(mui_engine *e, const mui_norm_shape *s)
 {
+    if (s->bf16) {
+        return mui_bf16_norm_mask_bytes(e, s);
+    }
     return norm_is_empty(s) || e->k.norm_mask_bytes == NULL ? 0 : e->k.norm_mask_bytes(e, s);
 }
 
-mu_status mui_batch_norm_forward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
-                                 const float *beta, float *y, float *mean, float *var, void *mask)
+mu_status mui_batch_norm_forward(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
+                                 const float *beta, void *y, float *mean, float *var, void *mask)
 {
     if (norm_is_empty(s)) {
         zero_channels(s->c, mean, var);
@@ -378,14 +384,15 @@ mu_status mui_batch_norm_forward(mui_engine *e, const mui_norm_shape *s, const f
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_NORM_FORWARD);
-    mu_status r = e->k.norm_forward(e, s, x, gamma, beta, y, mean, var, mask);
+    mu_status r = s->bf16 ? mui_bf16_norm_forward(e, s, x, gamma, beta, y, mean, var, mask)
+                          : e->k.norm_forward(e, s, x, gamma, beta, y, mean, var, mask);
     mui_timer_stop(&t, 0, norm_bytes(s, 2));
     return r;
 }
 
-mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
-                                  const float *dy, const float *gamma, const float *mean, const float *var,
-                                  const void *mask, float *dx, float *dgamma, float *dbeta, bool accumulate)
+mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const void *x, const void *y,
+                                  const void *dy, const float *gamma, const float *mean, const float *var,
+                                  const void *mask, void *dx, float *dgamma, float *dbeta, bool accumulate)
 {
     if (norm_is_empty(s)) {
         if (!accumulate) {
@@ -395,27 +402,29 @@ mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const 
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_NORM_BACKWARD);
-    mu_status r = e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, mask, dx, dgamma, dbeta, accumulate, false);
+    mu_status r = s->bf16 ? mui_bf16_norm_backward(e, s, x, y, dy, gamma, mean, var, mask, dx, dgamma, dbeta, accumulate, false)
+                          : e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, mask, dx, dgamma, dbeta, accumulate, false);
     mui_timer_stop(&t, 0, norm_bytes(s, 3));
     return r;
 }
 
-mu_status mui_batch_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
-                                      const float *beta, const float *mean, const float *var, float *y)
+mu_status mui_batch_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
+                                      const float *beta, const float *mean, const float *var, void *y)
 {
     if (norm_is_empty(s)) {
         return MU_OK;
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_NORM_FORWARD);
-    mu_status r = e->k.norm_forward_eval(e, s, x, gamma, beta, mean, var, y);
+    mu_status r = s->bf16 ? mui_bf16_norm_forward_eval(e, s, x, gamma, beta, mean, var, y)
+                          : e->k.norm_forward_eval(e, s, x, gamma, beta, mean, var, y);
     mui_timer_stop(&t, 0, norm_bytes(s, 2));
     return r;
 }
 
-mu_status mui_batch_norm_backward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
-                                       const float *dy, const float *gamma, const float *mean, const float *var,
-                                       float *dx, float *dgamma, float *dbeta, bool accumulate)
+mu_status mui_batch_norm_backward_eval(mui_engine *e, const mui_norm_shape *s, const void *x, const void *y,
+                                       const void *dy, const float *gamma, const float *mean, const float *var,
+                                       void *dx, float *dgamma, float *dbeta, bool accumulate)
 {
     if (norm_is_empty(s)) {
         if (!accumulate) {
@@ -425,7 +434,8 @@ mu_status mui_batch_norm_backward_eval(mui_engine *e, const mui_norm_shape *s, c
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_NORM_BACKWARD);
-    mu_status r = e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, NULL, dx, dgamma, dbeta, accumulate, true);
+    mu_status r = s->bf16 ? mui_bf16_norm_backward(e, s, x, y, dy, gamma, mean, var, NULL, dx, dgamma, dbeta, accumulate, true)
+                          : e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, NULL, dx, dgamma, dbeta, accumulate, true);
     mui_timer_stop(&t, 0, norm_bytes(s, 3));
     return r;
 }
@@ -443,29 +453,39 @@ static double pool_bytes(const mui_pool2d_shape *s)
 
 const mui_layout *mui_pool2d_out_layout(mui_engine *e, const mui_pool2d_shape *s)
 {
+    if (s->bf16) {
+        return mui_bf16_pool_out_layout(e, s);
+    }
     return pool_is_empty(s) || e->k.pool_out_layout == NULL ? NULL : e->k.pool_out_layout(e, s);
 }
 
 size_t mui_pool2d_workspace_bytes(mui_engine *e, const mui_pool2d_shape *s)
 {
+    if (s->bf16) {
+        return mui_bf16_pool_workspace_bytes(e, s);
+    }
     return pool_is_empty(s) || s->kind != MUI_POOL_MAX ? 0 : e->k.pool_workspace_bytes(e, s);
 }
 
-mu_status mui_pool2d_forward(mui_engine *e, const mui_pool2d_shape *s, const float *x, float *y, void *workspace)
+mu_status mui_pool2d_forward(mui_engine *e, const mui_pool2d_shape *s, const void *x, void *y, void *workspace)
 {
     if (pool_is_empty(s)) {
         return MU_OK;
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_POOL_FORWARD);
-    mu_status r = e->k.pool_forward(e, s, x, y, workspace);
+    mu_status r = s->bf16 ? mui_bf16_pool_forward(e, s, x, y, workspace)
+                          : e->k.pool_forward(e, s, x, y, workspace);
     mui_timer_stop(&t, 0, pool_bytes(s));
     return r;
 }
 
-mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
-                              float *dx)
+mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const void *dy, const void *workspace,
+                              void *dx)
 {
+    if (s->bf16) {
+        return mui_bf16_pool_backward(e, s, dy, workspace, dx);
+    }
     if (pool_is_empty(s)) {
         size_t bytes = mui_bytes_in_layout(MU_DIMS(s->n, s->c, s->ih, s->iw), s->x);
         if (bytes > 0) {

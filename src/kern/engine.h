@@ -36,10 +36,10 @@ typedef struct mui_kernels {
 /* A plan knows who made it, since a backend may leave a shape to the reference. Backends extend this struct. */
 typedef struct mui_conv2d_impl {
     mui_conv2d_plan plan; /* first: the public pointer is this one */
-    mu_status (*forward)(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *w, const float *bias,
-                         float *y);
-    mu_status (*backward_data)(mui_engine *e, const mui_conv2d_plan *p, const float *dy, const float *w, float *dx);
-    mu_status (*backward_weights)(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *dy, float *dw,
+    mu_status (*forward)(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *w, const void *bias,
+                         void *y);
+    mu_status (*backward_data)(mui_engine *e, const mui_conv2d_plan *p, const void *dy, const void *w, void *dx);
+    mu_status (*backward_weights)(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *dy, float *dw,
                                   float *db, bool accumulate_w, bool accumulate_b);
 } mui_conv2d_impl;
 
@@ -72,6 +72,10 @@ typedef enum mui_scratch {
     MUI_SCRATCH_DX,
     MUI_SCRATCH_SMALL,   /* per channel */
     MUI_SCRATCH_REORDER,
+    MUI_SCRATCH_BF16_X,  /* operands of the emulation of bfloat16, in float32 */
+    MUI_SCRATCH_BF16_W,
+    MUI_SCRATCH_BF16_B,
+    MUI_SCRATCH_BF16_Y,
     MUI_SCRATCH_COUNT
 } mui_scratch;
 
@@ -99,6 +103,7 @@ struct mui_engine {
     size_t scratch_bytes[MUI_SCRATCH_COUNT];
     mui_arena kept;        /* plans and layouts: as long as the engine */
     struct mui_dnnl *dnnl; /* NULL: plain C only */
+    bool bf16_told;        /* of the emulation of bfloat16, by a warning */
 };
 
 static inline int64_t mui_elements(mu_dims dims)

@@ -1,7 +1,8 @@
 /* Kernels: the one signature of each, and the engine that runs them.
  *
  * Two implementations fill this table: plain C (ref, the oracle and the fallback) and oneDNN (dnnl). Kernels know flat
- * memory, shapes and layouts; nothing of tensors, tapes or modules. All data is float32 unless said.
+ * memory, shapes and layouts; nothing of tensors, tapes or modules. All data is float32 unless said: shapes with bf16 set have bfloat16 images and
+ * convolution weights, `void *` below, and float32 for everything else, gradients of weights included (kern/bf16.h).
  *
  * Layouts. `const mui_layout *` is interned: pointer equality is layout equality, NULL is plain row-major without gaps.
  * A layout other than NULL is a backend's blocked form of one particular shape; its bytes may exceed the product of
@@ -50,6 +51,7 @@ typedef struct mui_conv2d_shape {
     int64_t stride[2], pad[2], dilation[2], groups; /* dilation 1: dense */
     bool bias;      /* forward is given one, and backward may give its gradient */
     bool inference; /* no backward is meant; so far the same kernels */
+    bool bf16;      /* x, w, bias, y, dx and dy are bfloat16; dw and db are float32 */
 } mui_conv2d_shape;
 /* What the kernels below want and give; backends extend it. Belongs to the engine, cached by (shape, layout of w). */
 typedef struct mui_conv2d_plan {
@@ -62,12 +64,12 @@ const mui_conv2d_plan *mui_conv2d_plan_get(mui_engine *e, const mui_conv2d_shape
 /* The layout in which a weight (oc, ic/groups, kh, kw) is best stored for good: a function of these numbers, the CPU and
  * the options only, never of the input's size, so all ranks of one kind of machine agree. */
 const mui_layout *mui_conv2d_weight_layout(mui_engine *e, mu_dims weight, int64_t groups, int64_t stride);
-mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *w,
-                             const float *bias /* (oc), NULL unless shape.bias */, float *y) MU_MUST_USE;
-mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, const float *dy, const float *w,
-                                   float *dx /* overwritten */) MU_MUST_USE;
+mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *w,
+                             const void *bias /* (oc), NULL unless shape.bias */, void *y) MU_MUST_USE;
+mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, const void *dy, const void *w,
+                                   void *dx /* overwritten */) MU_MUST_USE;
 /* accumulate: add to dw and db, else overwrite (padding as zero). dw may be NULL; db too, and is without shape.bias. */
-mu_status mui_conv2d_backward_weights(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *dy,
+mu_status mui_conv2d_backward_weights(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *dy,
                                       float *dw, float *db, bool accumulate_w, bool accumulate_b) MU_MUST_USE;
 
 /* -- matrix product --------------------------------------------------------------------------------------------- */
@@ -82,24 +84,25 @@ typedef struct mui_norm_shape {
     const mui_layout *layout; /* of x, y and their gradients */
     bool relu;                /* y = max(0, .); the gradient passes where y > 0 */
     float eps;
+    bool bf16;                /* x, y and their gradients; the rest is float32 */
 } mui_norm_shape;
 /* Training: writes batch mean and biased variance (c each). gamma and beta may be NULL (1 and 0). */
-mu_status mui_batch_norm_forward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
-                                 const float *beta, float *y, float *mean, float *var, void *mask) MU_MUST_USE;
+mu_status mui_batch_norm_forward(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
+                                 const float *beta, void *y, float *mean, float *var, void *mask) MU_MUST_USE;
 /* Bytes of `mask`, where forward notes for backward which results relu let through. oneDNN wants one (1/32 of y for
  * blocked layouts), so that y need not be kept; the reference does not, and reads y. 0 without relu. */
 size_t mui_batch_norm_mask_bytes(mui_engine *e, const mui_norm_shape *s);
 /* dx may equal dy. dgamma, dbeta (c) or NULL; added to when accumulate. y is the forward's output where s->relu and
  * mask_bytes is 0, else unused and may be NULL. */
-mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
-                                  const float *dy, const float *gamma, const float *mean, const float *var,
-                                  const void *mask, float *dx, float *dgamma, float *dbeta, bool accumulate) MU_MUST_USE;
+mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const void *x, const void *y,
+                                  const void *dy, const float *gamma, const float *mean, const float *var,
+                                  const void *mask, void *dx, float *dgamma, float *dbeta, bool accumulate) MU_MUST_USE;
 /* Evaluation: by given mean and var. There is no mask: with relu, backward reads y. dx may equal dy. */
-mu_status mui_batch_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
-                                      const float *beta, const float *mean, const float *var, float *y) MU_MUST_USE;
-mu_status mui_batch_norm_backward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
-                                       const float *dy, const float *gamma, const float *mean, const float *var,
-                                       float *dx, float *dgamma, float *dbeta, bool accumulate) MU_MUST_USE;
+mu_status mui_batch_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
+                                      const float *beta, const float *mean, const float *var, void *y) MU_MUST_USE;
+mu_status mui_batch_norm_backward_eval(mui_engine *e, const mui_norm_shape *s, const void *x, const void *y,
+                                       const void *dy, const float *gamma, const float *mean, const float *var,
+                                       void *dx, float *dgamma, float *dbeta, bool accumulate) MU_MUST_USE;
 
 /* -- pooling ---------------------------------------------------------------------------------------------------- */
 typedef enum mui_pool_kind { MUI_POOL_MAX, MUI_POOL_AVG, MUI_POOL_AVG_EXCLUDE_PAD } mui_pool_kind;
@@ -108,15 +111,16 @@ typedef struct mui_pool2d_shape {
     int64_t stride[2], pad[2];
     mui_pool_kind kind;
     const mui_layout *x; /* layout of the input and its gradient */
+    bool bf16;           /* x, y and their gradients */
 } mui_pool2d_shape;
 /* Layout of the output and its gradient for that input. */
 const mui_layout *mui_pool2d_out_layout(mui_engine *e, const mui_pool2d_shape *s);
 size_t mui_pool2d_workspace_bytes(mui_engine *e, const mui_pool2d_shape *s); /* max: where the maxima were */
 /* workspace may be NULL when no backward is meant. */
-mu_status mui_pool2d_forward(mui_engine *e, const mui_pool2d_shape *s, const float *x, float *y,
+mu_status mui_pool2d_forward(mui_engine *e, const mui_pool2d_shape *s, const void *x, void *y,
                              void *workspace) MU_MUST_USE;
-mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
-                              float *dx /* overwritten */) MU_MUST_USE;
+mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const void *dy, const void *workspace,
+                              void *dx /* overwritten */) MU_MUST_USE;
 
 /* -- subsampling ------------------------------------------------------------------------------------------------ */
 /* (N, C, H, W) -> (N, before + C + after, ceil(H/step), ceil(W/step)): every step-th row and column, and channels of

@@ -46,14 +46,16 @@ static double plane_weight(const mui_conv2d_shape *s, mui_tap t, const float *x,
     return sum;
 }
 
-static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *w, const float *bias,
-                         float *y)
+static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const void *images, const void *weight,
+                         const void *bias, void *result)
 {
     const mui_conv2d_shape *s = &p->shape;
+    const float *x = images, *b = bias;
+    float *y = result;
     if (s->n == 0 || s->oh == 0 || s->ow == 0) {
         return MU_OK;
     }
-    w = mui_to_plain(e, weight_dims(s), p->w, w, MUI_SCRATCH_W);
+    const float *w = mui_to_plain(e, weight_dims(s), p->w, weight, MUI_SCRATCH_W);
     if (w == NULL && s->ic > 0) {
         return MU_ERR_NOMEM;
     }
@@ -61,7 +63,7 @@ static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const float *x
     for (int64_t n = 0; n < s->n; n++) {
         for (int64_t k = 0; k < s->oc; k++) {
             float *out = y + (n * s->oc + k) * out_plane;
-            mui_fill(out, out_plane, bias != NULL ? bias[k] : 0.0f);
+            mui_fill(out, out_plane, b != NULL ? b[k] : 0.0f);
             for (int64_t c = 0; c < ic; c++) {
                 const float *in = x + (n * s->ic + k / oc * ic + c) * in_plane;
                 const float *taps = w + (k * ic + c) * s->kh * s->kw;
@@ -74,15 +76,18 @@ static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const float *x
     return MU_OK;
 }
 
-static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *p, const float *dy, const float *w, float *dx)
+static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *p, const void *gradient, const void *weight,
+                               void *result)
 {
     const mui_conv2d_shape *s = &p->shape;
+    const float *dy = gradient;
+    float *dx = result;
     int64_t ic = s->ic / s->groups, oc = s->oc / s->groups, in_plane = s->ih * s->iw, out_plane = s->oh * s->ow;
     mui_fill(dx, s->n * s->ic * in_plane, 0.0f);
     if (s->n == 0 || s->ic == 0 || s->oc == 0 || out_plane == 0) {
         return MU_OK;
     }
-    w = mui_to_plain(e, weight_dims(s), p->w, w, MUI_SCRATCH_W);
+    const float *w = mui_to_plain(e, weight_dims(s), p->w, weight, MUI_SCRATCH_W);
     if (w == NULL) {
         return MU_ERR_NOMEM;
     }
@@ -135,8 +140,8 @@ static void bias_gradient(const mui_conv2d_shape *s, const float *dy, float *db,
     }
 }
 
-static mu_status backward_weights(mui_engine *e, const mui_conv2d_plan *p, const float *x, const float *dy, float *dw,
-                                  float *db, bool accumulate_w, bool accumulate_b)
+static mu_status backward_weights(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *dy,
+                                  float *dw, float *db, bool accumulate_w, bool accumulate_b)
 {
     const mui_conv2d_shape *s = &p->shape;
     mu_dims dims = weight_dims(s);

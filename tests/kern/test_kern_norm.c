@@ -80,7 +80,7 @@ static void check_norm(mui_engine *e, mu_context *c, const norm_case *k, const m
 {
     int64_t total = k->n * k->c * k->h * k->w;
     mu_dims dims = MU_DIMS(k->n, k->c, k->h, k->w);
-    mui_norm_shape s = {k->n, k->c, k->h, k->w, layout, relu, 1e-3f};
+    mui_norm_shape s = {k->n, k->c, k->h, k->w, layout, relu, 1e-3f, false};
     norm_data d = {random_floats(c, total, 5), random_floats(c, total, 6), NULL, NULL};
     if (affine) {
         d.gamma = random_floats(c, k->c, 7);
@@ -156,7 +156,7 @@ static void statistics_stay_in_bounds(void **state)
     mui_engine *e = both->e[DEFAULT];
     mu_context *c = both->c[DEFAULT];
     const mui_layout *layout = blocked(e, 2, 17, 5, 5);
-    mui_norm_shape s = {2, 17, 5, 5, layout, true, 1e-5f};
+    mui_norm_shape s = {2, 17, 5, 5, layout, true, 1e-5f, false};
     mu_dims dims = MU_DIMS(2, 17, 5, 5);
     float *x = to_layout(e, c, dims, layout, random_floats(c, count_of(dims), 1)), *y = dirty(c, dims, layout);
     float *small[4];
@@ -191,7 +191,7 @@ static void check_pool(mui_engine *e, mu_context *c, const pool_case *k, mui_poo
     int64_t oh = (k->ih + 2 * k->ph - k->kh) / k->sh + 1, ow = (k->iw + 2 * k->pw - k->kw) / k->sw + 1;
     mui_pool2d_shape s;
     memset(&s, 0, sizeof(s));
-    s = (mui_pool2d_shape){k->n, k->c, k->ih, k->iw, oh, ow, k->kh, k->kw, {k->sh, k->sw}, {k->ph, k->pw}, kind, NULL};
+    s = (mui_pool2d_shape){k->n, k->c, k->ih, k->iw, oh, ow, k->kh, k->kw, {k->sh, k->sw}, {k->ph, k->pw}, kind, NULL, false};
     s.x = use_blocked && k->n > 0 ? blocked(e, k->n, k->c, k->ih, k->iw) : NULL;
     mu_dims in = MU_DIMS(k->n, k->c, k->ih, k->iw), out = MU_DIMS(k->n, k->c, oh, ow);
     float *plain = random_floats(c, count_of(in), 11), *plain_dy = random_floats(c, count_of(out), 12);
@@ -256,7 +256,7 @@ static void max_pool_ties(void **state)
     engines *both = *state;
     for (int kind = 0; kind < KINDS; kind++) {
         mui_engine *e = both->e[kind];
-        mui_pool2d_shape s = {1, 16, 2, 2, 1, 1, 2, 2, {2, 2}, {0, 0}, MUI_POOL_MAX, NULL};
+        mui_pool2d_shape s = {1, 16, 2, 2, 1, 1, 2, 2, {2, 2}, {0, 0}, MUI_POOL_MAX, NULL, false};
         float *x = floats(both->c[kind], 64), *dx = floats(both->c[kind], 64), y[16], dy[16];
         for (int i = 0; i < 64; i++) {
             x[i] = 1;

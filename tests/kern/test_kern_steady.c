@@ -153,8 +153,8 @@ static void nothing_is_taken(void **state)
                 k.small[i][j] = fabsf(k.small[i][j]) + 0.1f;
             }
         }
-        k.norm = (mui_norm_shape){4, 64, 14, 14, k.winograd->y, true, 1e-5f};
-        k.pool = (mui_pool2d_shape){4, 64, 14, 14, 7, 7, 2, 2, {2, 2}, {0, 0}, MUI_POOL_MAX, k.winograd->y};
+        k.norm = (mui_norm_shape){4, 64, 14, 14, k.winograd->y, true, 1e-5f, false};
+        k.pool = (mui_pool2d_shape){4, 64, 14, 14, 7, 7, 2, 2, {2, 2}, {0, 0}, MUI_POOL_MAX, k.winograd->y, false};
         k.average = k.pool;
         k.average.kind = MUI_POOL_AVG;
         k.mask = floats(c, (int64_t)mui_batch_norm_mask_bytes(e, &k.norm) / 4 + 1);
