@@ -18,6 +18,13 @@ typedef struct mu_module mu_module; /* a tree of parameters, see <muster/module.
 typedef struct mu_tape_options {
     bool no_grad;      /* record nothing: for evaluation */
     bool retain_graph; /* keep values through backward, so that several backwards may run over the same graph */
+    /* Mixed precision, as torch.autocast(dtype=bfloat16). Convolutions, mu_linear_op and mu_matmul round float32 operands
+     * to bfloat16 (nearest, ties to even), sum in float32 and give MU_BF16. Batch norm (its statistics, scale and shift
+     * stay float32), relu, add and add_relu of equal shapes, pooling, dropout, reshape, flatten and detach give what they
+     * get; mixed operands become float32. Everything else, losses above all, computes in float32 and gives that. The
+     * gradient of an activation has its type; values and gradients of parameters are float32 throughout, and reduced as such
+     * (but for mu_ddp_set_bf16). Emulated by float32 kernels and rounding: slower than float32, which one warning says. */
+    bool bf16;
 } mu_tape_options;
 
 /* Owned by the context. NULL on error. */

@@ -14,7 +14,7 @@ extern "C" {
 #define MU_MAX_DIMS 8
 
 typedef enum mu_dtype {
-    MU_F32 = 0, /* the type of all computation; others are for labels, storage and checkpoints */
+    MU_F32 = 0, /* the type of computation, but for tapes with bf16; others are for labels, storage and checkpoints */
     MU_F64,
     MU_F16,
     MU_BF16,

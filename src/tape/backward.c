@@ -65,7 +65,7 @@ static mu_status show_grad(mu_tape *t, mu_tensor *x)
     if (g == NULL) {
         return MU_ERR_NOMEM;
     }
-    *g = (mu_tensor){.context = t->context, .tape = t, .dtype = MU_F32, .dims = x->dims, .layout = x->grad_layout,
+    *g = (mu_tensor){.context = t->context, .tape = t, .dtype = x->dtype, .dims = x->dims, .layout = x->grad_layout,
                      .storage = x->grad_storage, .data = x->grad_storage->data};
     mui_strides_plain(g->dims, g->stride);
     mui_storage_keep(g->storage);

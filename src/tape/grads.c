@@ -4,6 +4,7 @@
  * passes its own on to both operands), so it is only ever changed by who holds the one reference. */
 #include "tape/tape_state.h"
 #include "base/alloc.h"
+#include "kern/bf16.h"
 
 #include <string.h>
 
@@ -28,9 +29,9 @@ static float *floats_of(const mui_storage *s)
     return s->data;
 }
 
-static mui_storage *new_storage(mui_backward *b, mu_dims dims, const mui_layout *layout)
+static mui_storage *new_storage(mui_backward *b, mu_dims dims, mu_dtype dtype, const mui_layout *layout)
 {
-    size_t bytes = mui_bytes_in_layout(dims, layout);
+    size_t bytes = mui_bytes_as(dims, dtype, layout);
     return mui_storage_new(b->tape->pool, bytes > 0 ? bytes : 1);
 }
 
@@ -76,12 +77,12 @@ static bool add_pending(mui_backward *b, mu_tensor *target, mui_storage *s, cons
 }
 
 /* A converted copy with a reference for the caller. */
-static mui_storage *converted(mui_backward *b, mu_dims dims, const mui_storage *s, const mui_layout *from,
-                              const mui_layout *to)
+static mui_storage *converted(mui_backward *b, mu_dims dims, mu_dtype dtype, const mui_storage *s,
+                              const mui_layout *from, const mui_layout *to)
 {
-    mui_storage *d = new_storage(b, dims, to);
+    mui_storage *d = new_storage(b, dims, dtype, to);
     if (d != NULL && mui_dims_elements(dims) > 0 &&
-        mui_reorder(b->tape->engine, dims, from, floats_of(s), to, floats_of(d)) != MU_OK) {
+        mui_tensor_reorder(b->tape->engine, dims, dtype, from, s->data, to, d->data) != MU_OK) {
         mui_storage_release(d);
         return NULL;
     }
@@ -111,7 +112,7 @@ static mu_status add_to_parameter(mui_backward *b, mu_parameter *p, mui_storage 
     }
     mui_storage *own = NULL;
     if (layout != p->value.layout) {
-        own = converted(b, dims, s, layout, p->value.layout);
+        own = converted(b, dims, MU_F32, s, layout, p->value.layout);
         if (own == NULL) {
             return mu_context_status(b->tape->context);
         }
@@ -125,6 +126,19 @@ static mu_status add_to_parameter(mui_backward *b, mu_parameter *p, mui_storage 
     mui_storage_release(own);
     mui_grad_came(p);
     return MU_OK;
+}
+
+/* to = a + b; to may be a. */
+static void sum_into(mui_backward *b, mu_dtype dtype, int64_t n, const mui_storage *a, const mui_storage *c, mui_storage *to)
+{
+    if (dtype == MU_BF16) {
+        mui_bf16_add(n, a->data, c->data, to->data);
+    } else if (to == a) {
+        mui_axpy(b->tape->engine, n, 1.0f, floats_of(c), floats_of(to));
+    } else {
+        int64_t one = 1;
+        mui_binary_forward(b->tape->engine, MUI_ADD, MU_DIMS(n), floats_of(a), &one, floats_of(c), &one, floats_of(to));
+    }
 }
 
 mu_status mui_grads_add(mui_backward *b, mu_tensor *target, mui_storage *s, const mui_layout *layout)
@@ -141,39 +155,33 @@ mu_status mui_grads_add(mui_backward *b, mu_tensor *target, mui_storage *s, cons
     mui_storage *own = NULL, *old = target->grad_storage;
     int64_t floats = mui_floats_in_layout(target->dims, target->grad_layout);
     if (layout != target->grad_layout) {
-        own = converted(b, target->dims, s, layout, target->grad_layout);
+        own = converted(b, target->dims, target->dtype, s, layout, target->grad_layout);
         if (own == NULL) {
             return mu_context_status(b->tape->context);
         }
         s = own;
     }
     if (old->refs == 1) {
-        mui_axpy(b->tape->engine, floats, 1.0f, floats_of(s), floats_of(old));
+        sum_into(b, target->dtype, floats, old, s, old);
         mui_storage_release(own);
         return MU_OK;
     }
     /* Somebody else reads the old sum, or it is the memory of the new contribution: the new sum needs its own. */
-    mui_storage *sum = own != NULL ? own : new_storage(b, target->dims, target->grad_layout);
+    mui_storage *sum = own != NULL ? own : new_storage(b, target->dims, target->dtype, target->grad_layout);
     if (sum == NULL) {
         return MU_ERR_NOMEM;
     }
-    if (sum == own) {
-        mui_axpy(b->tape->engine, floats, 1.0f, floats_of(old), floats_of(sum));
-    } else {
-        int64_t one = 1;
-        mui_binary_forward(b->tape->engine, MUI_ADD, MU_DIMS(floats), floats_of(old), &one, floats_of(s), &one,
-                           floats_of(sum));
-    }
+    sum_into(b, target->dtype, floats, sum == own ? sum : old, sum == own ? old : s, sum);
     target->grad_storage = sum;
     mui_storage_release(old);
     return MU_OK;
 }
 
-const float *mui_grad_in(mui_backward *b, mui_node *n, const mui_layout *layout)
+const void *mui_grad_in(mui_backward *b, mui_node *n, const mui_layout *layout)
 {
     mu_tensor *out = n->out;
     if (out->grad_layout != layout) {
-        mui_storage *s = converted(b, out->dims, out->grad_storage, out->grad_layout, layout);
+        mui_storage *s = converted(b, out->dims, out->dtype, out->grad_storage, out->grad_layout, layout);
         if (s == NULL) {
             return NULL;
         }
@@ -184,10 +192,10 @@ const float *mui_grad_in(mui_backward *b, mui_node *n, const mui_layout *layout)
             return NULL;
         }
     }
-    return floats_of(out->grad_storage);
+    return out->grad_storage->data;
 }
 
-float *mui_grad_put(mui_backward *b, mui_node *n, int input, const mui_layout *layout)
+void *mui_grad_put(mui_backward *b, mui_node *n, int input, const mui_layout *layout)
 {
     mu_tensor *target = mui_base_of(n->in[input]);
     mui_storage *s = NULL;
@@ -198,20 +206,20 @@ float *mui_grad_put(mui_backward *b, mui_node *n, int input, const mui_layout *l
             return note_given(b, target) ? slice_of(p) : NULL;
         }
     } else if (target->grad_storage == NULL && !was_given(b, target)) {
-        s = new_storage(b, target->dims, layout);
+        s = new_storage(b, target->dims, target->dtype, layout);
         if (s == NULL || !note_given(b, target)) {
             mui_storage_release(s);
             return NULL;
         }
         target->grad_storage = s;
         target->grad_layout = layout;
-        return floats_of(s);
+        return s->data;
     }
-    s = new_storage(b, target->dims, layout);
-    return s != NULL && add_pending(b, target, s, layout) ? floats_of(s) : NULL;
+    s = new_storage(b, target->dims, target->dtype, layout);
+    return s != NULL && add_pending(b, target, s, layout) ? s->data : NULL;
 }
 
-float *mui_grad_out(mui_backward *b, mui_node *n, int input, const mui_layout *layout, bool *accumulate)
+void *mui_grad_out(mui_backward *b, mui_node *n, int input, const mui_layout *layout, bool *accumulate)
 {
     mu_tensor *target = mui_base_of(n->in[input]);
     *accumulate = false;
@@ -253,19 +261,19 @@ mu_status mui_grad_pass(mui_backward *b, mui_node *n, int input)
     return mui_grad_give(b, n, input, out->grad_storage, out->grad_layout);
 }
 
-float *mui_grad_remake(mui_backward *b, mui_node *n, const mui_layout *layout, const float **dy)
+void *mui_grad_remake(mui_backward *b, mui_node *n, const mui_layout *layout, const void **dy)
 {
     *dy = mui_grad_in(b, n, layout);
     mui_storage *old = n->out->grad_storage;
     if (*dy == NULL || old->refs == 1) {
-        return *dy != NULL ? floats_of(old) : NULL;
+        return *dy != NULL ? old->data : NULL;
     }
-    mui_storage *s = new_storage(b, n->out->dims, layout);
+    mui_storage *s = new_storage(b, n->out->dims, n->out->dtype, layout);
     if (s == NULL) {
         return NULL;
     }
     n->out->grad_storage = s;
-    return add_temp(b, old) ? floats_of(s) : NULL;
+    return add_temp(b, old) ? s->data : NULL;
 }
 
 float *mui_grad_scratch(mui_backward *b, size_t floats)

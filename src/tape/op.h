@@ -70,8 +70,15 @@ const mui_op *const *mui_ops(void);
 /* True when op cannot start: silently when the context failed before or a tensor is NULL (a failure upstream), with an
  * error when one belongs elsewhere or its memory was given back. */
 bool mui_inputs_bad(mu_tape *t, const char *op, mu_tensor *const *in, int count);
-/* The same, and all must be float32. */
-bool mui_floats_bad(mu_tape *t, const char *op, mu_tensor *const *in, int count);
+/* The same, and all must be float32; a tape with bf16 casts bfloat16 ones, in place. */
+bool mui_floats_bad(mu_tape *t, const char *op, mu_tensor **in, int count);
+/* For ops that work on either type: all of in are float32, or all bfloat16; of a mixture, bfloat16 ones are cast. */
+bool mui_either_bad(mu_tape *t, const char *op, mu_tensor **in, int count);
+/* For ops that a tape with bf16 computes in bfloat16: casts the first `activations` of in to it, the rest (weights, biases)
+ * are left float32 for mui_in_bf16. Without bf16 as mui_floats_bad. */
+bool mui_matrix_bad(mu_tape *t, const char *op, mu_tensor **in, int count, int activations);
+/* x with elements of that type, recorded: x itself if they are. float32 and bfloat16. */
+mu_tensor *mui_cast(mu_tape *t, mu_tensor *x, mu_dtype to);
 /* A new tensor of the tape with memory in that layout (NULL: plain), contents undefined. */
 mu_tensor *mui_tensor_new(mu_tape *t, mu_dims dims, mu_dtype dtype, const mui_layout *layout);
 /* A view: shares storage. */
@@ -79,6 +86,10 @@ mu_tensor *mui_tensor_view(mu_tape *t, mu_tensor *base, mu_dims dims, const int6
 /* x itself if it has that layout already (NULL: plain row-major), else a converted copy, recorded as nothing: the
  * gradient goes to x. Used at the start of ops. */
 mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout);
+/* The same in bfloat16. The gradient goes to x in x's own type: a weight's is summed in float32. NULL for NULL. */
+mu_tensor *mui_in_bf16(mu_tape *t, mu_tensor *x, const mui_layout *layout);
+/* Bytes of a float32 or bfloat16 tensor of these dims in that layout. */
+size_t mui_bytes_as(mu_dims dims, mu_dtype dtype, const mui_layout *layout);
 /* Records y = op(in...) when grad mode is on and an input requires grad; sets y->requires_grad and y->node. `attr` of
  * attr_bytes is copied; the node takes over the references in saved. Returns y, or NULL. */
 mu_tensor *mui_record(mu_tape *t, const mui_op *op, mu_tensor *y, mu_tensor *const *in, int in_count, const void *attr,
@@ -104,16 +115,16 @@ void mui_tape_draw(mu_tape *t, uint64_t *key, uint64_t *stream);
  * and column, between that many channels of zeros. */
 mu_tensor *mui_subsample_pad(mu_tape *t, mu_tensor *x, int64_t step, int64_t before, int64_t after);
 
-/* -- for backward functions ------------------------------------------------------------------------------------- */
+/* -- for backward functions: a gradient has the type of its tensor, of what that is a converted copy of ------------ */
 bool mui_wants_grad(const mui_backward *b, const mui_node *n, int input);
 /* Gradient of the node's output in `layout` (converted if need be); valid during the call. */
-const float *mui_grad_in(mui_backward *b, mui_node *n, const mui_layout *layout);
+const void *mui_grad_in(mui_backward *b, mui_node *n, const mui_layout *layout);
 /* Memory for the gradient of input i in `layout`. *accumulate: it holds earlier contributions, add to them; false:
  * overwrite all, padding with zero. For a parameter whose layout it is, this is its slice of the gradient slab itself.
  * NULL on failure. */
-float *mui_grad_out(mui_backward *b, mui_node *n, int input, const mui_layout *layout, bool *accumulate);
+void *mui_grad_out(mui_backward *b, mui_node *n, int input, const mui_layout *layout, bool *accumulate);
 /* The same for a computation that can only overwrite: the engine adds it to earlier contributions afterwards. */
-float *mui_grad_put(mui_backward *b, mui_node *n, int input, const mui_layout *layout);
+void *mui_grad_put(mui_backward *b, mui_node *n, int input, const mui_layout *layout);
 /* The gradient of input i is the output's gradient unchanged (add, reshape): shares memory where it can. */
 mu_status mui_grad_pass(mui_backward *b, mui_node *n, int input) MU_MUST_USE;
 /* The gradient of input i is ready in this memory (of its dims, in `layout`): shares it. The caller keeps its reference
@@ -121,7 +132,7 @@ mu_status mui_grad_pass(mui_backward *b, mui_node *n, int input) MU_MUST_USE;
 mu_status mui_grad_give(mui_backward *b, mui_node *n, int input, mui_storage *s, const mui_layout *layout) MU_MUST_USE;
 /* For gradients computed in place (relu): *dy is the output's gradient, the result is memory to put another in its
  * stead, often the same memory; hand that over with mui_grad_pass. NULL on failure. */
-float *mui_grad_remake(mui_backward *b, mui_node *n, const mui_layout *layout, const float **dy);
+void *mui_grad_remake(mui_backward *b, mui_node *n, const mui_layout *layout, const void **dy);
 /* Scratch for this call, in floats. NULL on failure. */
 float *mui_grad_scratch(mui_backward *b, size_t floats);
 mui_engine *mui_backward_engine(mui_backward *b);

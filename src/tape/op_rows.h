@@ -2,6 +2,7 @@
 #ifndef MUI_OP_ROWS_H
 #define MUI_OP_ROWS_H
 
+#include "kern/bf16.h"
 #include "tape/op.h"
 
 extern const mui_op mui_op_conv2d, mui_op_linear, mui_op_matmul;
@@ -12,6 +13,7 @@ extern const mui_op mui_op_add, mui_op_sub, mui_op_mul, mui_op_add_relu;
 extern const mui_op mui_op_max_pool2d, mui_op_avg_pool2d;
 extern const mui_op mui_op_reshape, mui_op_permute, mui_op_narrow, mui_op_concat, mui_op_subsample;
 extern const mui_op mui_op_sum, mui_op_mean, mui_op_softmax, mui_op_log_softmax;
+extern const mui_op mui_op_cast;
 extern const mui_op mui_op_cross_entropy, mui_op_mse_loss, mui_op_bce_with_logits;
 
 static inline const float *mui_cfloats(const mu_tensor *x)
@@ -22,6 +24,21 @@ static inline const float *mui_cfloats(const mu_tensor *x)
 static inline float *mui_floats(mu_tensor *x)
 {
     return (float *)(void *)x->data;
+}
+
+static inline bool mui_is_bf16(const mu_tensor *x)
+{
+    return x->dtype == MU_BF16;
+}
+
+static inline const uint16_t *mui_cbf16(const mu_tensor *x)
+{
+    return (const uint16_t *)(const void *)x->data;
+}
+
+static inline uint16_t *mui_bf16(mu_tensor *x)
+{
+    return (uint16_t *)(void *)x->data;
 }
 
 /* Status of a failed call inside backward. */

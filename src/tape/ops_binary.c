@@ -33,14 +33,17 @@ static void broadcast_strides(const mu_tensor *x, mu_dims out, int64_t *stride)
     }
 }
 
-/* The layout in which both are read; false when they cannot be combined at all. */
-static bool prepare(mu_tape *t, const char *name, mu_tensor **in, mu_dims *out, bool *flat)
+/* The layout in which both are read, in bfloat16 when either type will do; false when they cannot be combined at all. */
+static bool prepare(mu_tape *t, const char *name, bool either, mu_tensor **in, mu_dims *out, bool *flat)
 {
     char at[MUI_DIMS_TEXT], bt[MUI_DIMS_TEXT];
-    if (mui_floats_bad(t, name, in, 2)) {
+    if (mui_either_bad(t, name, in, 2)) {
         return false;
     }
     *flat = mui_dims_equal(in[0]->dims, in[1]->dims);
+    if ((!either || !*flat) && mui_floats_bad(t, name, in, 2)) {
+        return false;
+    }
     *out = in[0]->dims;
     if (!*flat && !broadcast(in[0]->dims, in[1]->dims, out)) {
         mui_op_fail(t, MU_ERR_SHAPE, name, "%s and %s do not broadcast", mui_dims_text(in[0]->dims, at),
@@ -71,14 +74,19 @@ static mu_tensor *binary(mu_tape *t, const mui_op *op, mui_binary kind, mu_tenso
     mu_tensor *in[2] = {a, b};
     mu_dims out;
     binary_attr at = {false};
-    if (!prepare(t, op->name, in, &out, &at.flat)) {
+    if (!prepare(t, op->name, kind == MUI_ADD, in, &out, &at.flat)) {
         return NULL;
     }
-    mu_tensor *y = mui_tensor_new(t, out, MU_F32, in[0]->layout);
+    mu_tensor *y = mui_tensor_new(t, out, in[0]->dtype, in[0]->layout);
     if (y == NULL) {
         return NULL;
     }
-    apply(mui_tape_engine(t), kind, out, at.flat, in[0], mui_cfloats(in[0]), in[1], mui_cfloats(in[1]), mui_floats(y));
+    if (mui_is_bf16(y)) { /* an addition of equal shapes */
+        mui_bf16_add(mui_floats_in_layout(out, y->layout), mui_cbf16(in[0]), mui_cbf16(in[1]), mui_bf16(y));
+    } else {
+        apply(mui_tape_engine(t), kind, out, at.flat, in[0], mui_cfloats(in[0]), in[1], mui_cfloats(in[1]),
+              mui_floats(y));
+    }
     uint32_t reads = kind != MUI_MUL ? 0
                                      : (mui_tensor_wants_grad(b) ? MUI_READS_IN(0) : 0) |
                                            (mui_tensor_wants_grad(a) ? MUI_READS_IN(1) : 0);
@@ -128,8 +136,8 @@ static mu_status sub_backward(mui_backward *b, mui_node *n)
         return s;
     }
     const mui_layout *layout = n->out->layout;
-    const float *dy = NULL;
-    float *minus = mui_grad_remake(b, n, layout, &dy);
+    const void *dy = NULL;
+    void *minus = mui_grad_remake(b, n, layout, &dy);
     if (minus == NULL) {
         return mui_backward_failed(n);
     }
@@ -185,13 +193,17 @@ mu_tensor *mu_mul(mu_tape *t, mu_tensor *a, mu_tensor *b)
 static mu_status add_relu_backward(mui_backward *b, mui_node *n)
 {
     const mui_layout *layout = n->out->layout;
-    const float *dy = NULL;
-    float *d = mui_grad_remake(b, n, layout, &dy);
+    const void *dy = NULL;
+    void *d = mui_grad_remake(b, n, layout, &dy);
     if (d == NULL) {
         return mui_backward_failed(n);
     }
-    mui_unary_backward(mui_backward_engine(b), MUI_RELU, mui_floats_in_layout(n->out->dims, layout), NULL,
-                       mui_cfloats(n->out), dy, d, 0.0f, false);
+    int64_t elements = mui_floats_in_layout(n->out->dims, layout);
+    if (mui_is_bf16(n->out)) {
+        mui_bf16_relu_backward(elements, mui_cbf16(n->out), dy, d);
+    } else {
+        mui_unary_backward(mui_backward_engine(b), MUI_RELU, elements, NULL, mui_cfloats(n->out), dy, d, 0.0f, false);
+    }
     mu_status s = mui_grad_pass(b, n, 0);
     return s == MU_OK ? mui_grad_pass(b, n, 1) : s;
 }
@@ -202,19 +214,23 @@ mu_tensor *mu_add_relu(mu_tape *t, mu_tensor *a, mu_tensor *b)
     mu_dims out;
     bool flat = false;
     char at[MUI_DIMS_TEXT], bt[MUI_DIMS_TEXT];
-    if (!prepare(t, "add_relu", in, &out, &flat)) {
+    if (!prepare(t, "add_relu", true, in, &out, &flat)) {
         return NULL;
     }
     if (!flat) {
         return mui_op_fail(t, MU_ERR_SHAPE, "add_relu", "%s and %s are not equal", mui_dims_text(a->dims, at),
                            mui_dims_text(b->dims, bt));
     }
-    mu_tensor *y = mui_tensor_new(t, out, MU_F32, in[0]->layout);
+    mu_tensor *y = mui_tensor_new(t, out, in[0]->dtype, in[0]->layout);
     if (y == NULL) {
         return NULL;
     }
-    mui_add_relu_forward(mui_tape_engine(t), mui_floats_in_layout(out, y->layout), mui_cfloats(in[0]),
-                         mui_cfloats(in[1]), mui_floats(y));
+    int64_t elements = mui_floats_in_layout(out, y->layout);
+    if (mui_is_bf16(y)) {
+        mui_bf16_add_relu(elements, mui_cbf16(in[0]), mui_cbf16(in[1]), mui_bf16(y));
+    } else {
+        mui_add_relu_forward(mui_tape_engine(t), elements, mui_cfloats(in[0]), mui_cfloats(in[1]), mui_floats(y));
+    }
     return mui_record(t, &mui_op_add_relu, y, in, 2, NULL, 0, NULL, 0);
 }
 

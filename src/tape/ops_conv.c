@@ -17,11 +17,11 @@ static mu_status fill_zero(mui_backward *b, mui_node *n, int input)
     if (!mui_wants_grad(b, n, input)) {
         return MU_OK;
     }
-    float *dx = mui_grad_put(b, n, input, NULL);
+    void *dx = mui_grad_put(b, n, input, NULL);
     if (dx == NULL) {
         return mui_backward_failed(n);
     }
-    mui_fill(dx, mui_dims_elements(x->dims), 0.0f);
+    memset(dx, 0, mui_bytes_as(x->dims, x->dtype, NULL));
     return MU_OK;
 }
 
@@ -37,7 +37,7 @@ static mu_status conv_backward(mui_backward *b, mui_node *n)
     }
     const mui_conv2d_plan *p = a->plan;
     mui_engine *e = mui_backward_engine(b);
-    const float *dy = mui_grad_in(b, n, p->y);
+    const void *dy = mui_grad_in(b, n, p->y);
     if (dy == NULL) {
         return mui_backward_failed(n);
     }
@@ -49,7 +49,7 @@ static mu_status conv_backward(mui_backward *b, mui_node *n)
         if ((want_w && dw == NULL) || (want_b && db == NULL)) {
             return mui_backward_failed(n);
         }
-        mu_status s = mui_conv2d_backward_weights(e, p, mui_cfloats(n->in[0]), dy, dw, db, add_w, add_b);
+        mu_status s = mui_conv2d_backward_weights(e, p, n->in[0]->data, dy, dw, db, add_w, add_b);
         if (s != MU_OK) {
             return s;
         }
@@ -57,8 +57,8 @@ static mu_status conv_backward(mui_backward *b, mui_node *n)
     if (!mui_wants_grad(b, n, 0)) {
         return MU_OK;
     }
-    float *dx = mui_grad_put(b, n, 0, p->x);
-    return dx != NULL ? mui_conv2d_backward_data(e, p, dy, mui_cfloats(n->in[1]), dx) : mui_backward_failed(n);
+    void *dx = mui_grad_put(b, n, 0, p->x);
+    return dx != NULL ? mui_conv2d_backward_data(e, p, dy, n->in[1]->data, dx) : mui_backward_failed(n);
 }
 
 static bool conv_options_bad(mu_tape *t, const mu_conv2d_options *o)
@@ -128,19 +128,22 @@ mu_tensor *mu_conv2d(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor *bia
     mu_tensor *in[3] = {x, weight, bias};
     int count = bias != NULL ? 3 : 2;
     mui_conv2d_shape s;
-    if (mui_floats_bad(t, "conv2d", in, count) || conv_options_bad(t, o) ||
+    if (mui_matrix_bad(t, "conv2d", in, count, 1) || conv_options_bad(t, o) ||
         !conv_shape_of(t, x, weight, bias, o, &s)) {
         return NULL;
     }
+    x = in[0];
+    mu_dtype dtype = x->dtype;
+    s.bf16 = dtype == MU_BF16;
     mu_dims out = MU_DIMS(s.n, s.oc, s.oh, s.ow);
     conv_attr a = {.bias = bias != NULL};
     size_t bytes = 0;
     /* Padding can make any size of a small image. */
-    if (mui_dims_check(x->context, out, MU_F32, &bytes) != MU_OK) {
+    if (mui_dims_check(x->context, out, dtype, &bytes) != MU_OK) {
         return NULL;
     }
     if (mui_dims_elements(out) == 0) {
-        return mui_record_reads(t, &mui_op_conv2d, mui_tensor_new(t, out, MU_F32, NULL), in, count, &a, sizeof(a), NULL,
+        return mui_record_reads(t, &mui_op_conv2d, mui_tensor_new(t, out, dtype, NULL), in, count, &a, sizeof(a), NULL,
                                 0, 0);
     }
     s.inference = !mui_will_record(t, in, count);
@@ -150,12 +153,11 @@ mu_tensor *mu_conv2d(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor *bia
         return NULL;
     }
     in[0] = mui_in_layout(t, x, a.plan->x);
-    in[1] = mui_in_layout(t, weight, a.plan->w);
-    in[2] = mui_in_layout(t, bias, NULL);
-    mu_tensor *y = in[0] != NULL && in[1] != NULL ? mui_tensor_new(t, out, MU_F32, a.plan->y) : NULL;
+    in[1] = s.bf16 ? mui_in_bf16(t, weight, a.plan->w) : mui_in_layout(t, weight, a.plan->w);
+    in[2] = s.bf16 ? mui_in_bf16(t, bias, NULL) : mui_in_layout(t, bias, NULL);
+    mu_tensor *y = in[0] != NULL && in[1] != NULL ? mui_tensor_new(t, out, dtype, a.plan->y) : NULL;
     if (y == NULL || (bias != NULL && in[2] == NULL) ||
-        mui_conv2d_forward(e, a.plan, mui_cfloats(in[0]), mui_cfloats(in[1]), bias != NULL ? mui_cfloats(in[2]) : NULL,
-                           mui_floats(y)) != MU_OK) {
+        mui_conv2d_forward(e, a.plan, in[0]->data, in[1]->data, bias != NULL ? in[2]->data : NULL, y->data) != MU_OK) {
         return NULL;
     }
     uint32_t reads = (mui_tensor_wants_grad(weight) ? MUI_READS_IN(0) : 0) |

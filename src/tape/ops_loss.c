@@ -75,6 +75,9 @@ mu_tensor *mu_cross_entropy_with(mu_tape *t, mu_tensor *logits, mu_tensor *label
 {
     static const mu_cross_entropy_options defaults;
     const mu_cross_entropy_options *o = options != NULL ? options : &defaults;
+    if (logits != NULL && mui_is_bf16(logits) && mui_floats_bad(t, "cross_entropy", &logits, 1)) {
+        return NULL;
+    }
     if (cross_entropy_bad(t, logits, labels, o)) {
         return NULL;
     }
@@ -136,6 +139,7 @@ static mu_tensor *pair_loss(mu_tape *t, const mui_op *op, pair_fn f, mu_tensor *
     if (mui_floats_bad(t, op->name, in, 2)) {
         return NULL;
     }
+    x = in[0], target = in[1];
     if (!mui_dims_equal(x->dims, target->dims)) {
         return mui_op_fail(t, MU_ERR_SHAPE, op->name, "%s and target %s are not equal", mui_dims_text(x->dims, xt),
                            mui_dims_text(target->dims, yt));

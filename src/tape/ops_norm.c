@@ -38,8 +38,8 @@ static mu_status norm_backward(mui_backward *b, mui_node *n)
     const norm_attr *a = n->attr;
     const mui_norm_shape *s = &a->shape;
     mui_engine *e = mui_backward_engine(b);
-    const float *dy = NULL;
-    float *dx = mui_grad_remake(b, n, s->layout, &dy);
+    const void *dy = NULL;
+    void *dx = mui_grad_remake(b, n, s->layout, &dy);
     /* The channel sums need no more room than 2c floats: small beside everything else, so always from scratch. */
     float *both = mui_grad_scratch(b, (size_t)s->c * 2);
     if (dx == NULL || both == NULL) {
@@ -49,8 +49,8 @@ static mu_status norm_backward(mui_backward *b, mui_node *n)
     if (!a->empty) {
         const float *stats = n->saved[0]->data;
         const void *mask = n->saved_count > 1 ? n->saved[1]->data : NULL;
-        const float *x = mui_cfloats(n->in[0]), *gamma = a->affine ? mui_cfloats(n->in[1]) : NULL;
-        const float *y = s->relu && (mask == NULL || a->evaluate) ? mui_cfloats(n->out) : NULL;
+        const float *gamma = a->affine ? mui_cfloats(n->in[1]) : NULL;
+        const void *x = n->in[0]->data, *y = s->relu && (mask == NULL || a->evaluate) ? n->out->data : NULL;
         float *dgamma = a->affine ? both : NULL, *dbeta = a->affine ? both + s->c : NULL;
         mu_status r = a->evaluate ? mui_batch_norm_backward_eval(e, s, x, y, dy, gamma, stats, stats + s->c, dx, dgamma,
                                                                  dbeta, false)
@@ -69,18 +69,18 @@ static bool per_channel(const mu_tensor *x, int64_t c)
     return x == NULL || (x->dims.ndim == 1 && x->dims.dim[0] == c);
 }
 
-bool mui_norm_bad(mu_tape *t, const char *op, const mui_norm_args *a, const mu_batch_norm_options *o, bool alone)
+bool mui_norm_bad(mu_tape *t, const char *op, mui_norm_args *a, const mu_batch_norm_options *o, bool alone)
 {
     char xt[MUI_DIMS_TEXT], wt[MUI_DIMS_TEXT];
     const mu_tensor *x = a->x;
-    mu_tensor *all[5] = {a->x, a->weight, a->bias, a->running_mean, a->running_var};
+    mu_tensor *all[4] = {a->weight, a->bias, a->running_mean, a->running_var};
     int given = 0;
-    for (int i = 0; i < 5; i++) {
-        if (i == 0 || all[i] != NULL) {
+    for (int i = 0; i < 4; i++) {
+        if (all[i] != NULL) {
             all[given++] = all[i];
         }
     }
-    if (mui_floats_bad(t, op, all, given)) {
+    if (mui_either_bad(t, op, &a->x, 1) || mui_floats_bad(t, op, all, given)) {
         return true;
     }
     if (x->dims.ndim != 2 && x->dims.ndim != 4) {
@@ -148,7 +148,7 @@ mui_norm_shape mui_norm_shape_of(const mu_tensor *x, const mu_batch_norm_options
 {
     bool image = x->dims.ndim == 4;
     return (mui_norm_shape){.n = x->dims.dim[0], .c = x->dims.dim[1], .h = image ? x->dims.dim[2] : 1,
-                            .w = image ? x->dims.dim[3] : 1, .layout = x->layout, .relu = o->relu,
+                            .w = image ? x->dims.dim[3] : 1, .layout = x->layout, .relu = o->relu, .bf16 = mui_is_bf16(x),
                             .eps = o->eps > 0.0f ? o->eps : 1e-5f};
 }
 
@@ -185,9 +185,9 @@ static mu_status norm_run(mu_tape *t, const norm_attr *a, mu_tensor *const *in, 
         if (mui_failed(mui_tape_context(t)) || mui_tape_remember(t, stats, bytes * 2) != MU_OK) {
             return mu_context_status(mui_tape_context(t));
         }
-        return mui_batch_norm_forward_eval(e, s, mui_cfloats(in[0]), gamma, beta, stats, stats + s->c, mui_floats(y));
+        return mui_batch_norm_forward_eval(e, s, in[0]->data, gamma, beta, stats, stats + s->c, y->data);
     }
-    return mui_batch_norm_forward(e, s, mui_cfloats(in[0]), gamma, beta, mui_floats(y), stats, stats + s->c,
+    return mui_batch_norm_forward(e, s, in[0]->data, gamma, beta, y->data, stats, stats + s->c,
                                   mask_bytes > 0 ? saved[1]->data : NULL);
 }
 
@@ -208,7 +208,7 @@ mu_tensor *mu_batch_norm(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor 
     a.evaluate = o->evaluate && running_mean != NULL;
     a.empty = mui_dims_elements(x->dims) == 0;
     a.shape = mui_norm_shape_of(x, o);
-    mu_tensor *y = in[0] != NULL ? mui_tensor_new(t, x->dims, MU_F32, x->layout) : NULL;
+    mu_tensor *y = in[0] != NULL ? mui_tensor_new(t, x->dims, x->dtype, x->layout) : NULL;
     if (y == NULL || (weight != NULL && (in[1] == NULL || in[2] == NULL))) {
         return NULL;
     }

@@ -14,13 +14,13 @@ static mu_status pool_backward(mui_backward *b, mui_node *n)
     if (!mui_wants_grad(b, n, 0)) {
         return MU_OK;
     }
-    const float *dy = mui_grad_in(b, n, a->y);
-    float *dx = dy != NULL ? mui_grad_put(b, n, 0, a->shape.x) : NULL;
+    const void *dy = mui_grad_in(b, n, a->y);
+    void *dx = dy != NULL ? mui_grad_put(b, n, 0, a->shape.x) : NULL;
     if (dx == NULL) {
         return mui_backward_failed(n);
     }
     if (mui_dims_elements(n->out->dims) == 0) {
-        mui_fill(dx, mui_floats_in_layout(n->in[0]->dims, a->shape.x), 0.0f);
+        memset(dx, 0, mui_bytes_as(n->in[0]->dims, n->in[0]->dtype, a->shape.x));
         return MU_OK;
     }
     return mui_pool2d_backward(mui_backward_engine(b), &a->shape, dy, n->saved_count > 0 ? n->saved[0]->data : NULL, dx);
@@ -57,6 +57,7 @@ static bool pool_shape_of(mu_tape *t, const char *name, const mu_tensor *x, int 
     s->n = x->dims.dim[0], s->c = x->dims.dim[1], s->ih = x->dims.dim[2], s->iw = x->dims.dim[3];
     s->kh = kh, s->kw = kw, s->oh = out[0], s->ow = out[1];
     s->x = x->layout;
+    s->bf16 = mui_is_bf16(x);
     return true;
 }
 
@@ -76,7 +77,7 @@ static mu_tensor *pool(mu_tape *t, const mui_op *op, mui_pool_kind kind, mu_tens
     mui_engine *e = mui_tape_engine(t);
     mu_tensor *in = mui_in_layout(t, x, x->layout);
     a.y = empty ? NULL : mui_pool2d_out_layout(e, s);
-    mu_tensor *y = in != NULL ? mui_tensor_new(t, out, MU_F32, a.y) : NULL;
+    mu_tensor *y = in != NULL ? mui_tensor_new(t, out, x->dtype, a.y) : NULL;
     if (y == NULL) {
         return NULL;
     }
@@ -88,8 +89,7 @@ static mu_tensor *pool(mu_tape *t, const mui_op *op, mui_pool_kind kind, mu_tens
             return NULL;
         }
     }
-    if (!empty && mui_pool2d_forward(e, s, mui_cfloats(in), mui_floats(y), workspace != NULL ? workspace->data : NULL) !=
-                      MU_OK) {
+    if (!empty && mui_pool2d_forward(e, s, in->data, y->data, workspace != NULL ? workspace->data : NULL) != MU_OK) {
         mui_storage_release(workspace);
         return NULL;
     }
@@ -98,7 +98,7 @@ static mu_tensor *pool(mu_tape *t, const mui_op *op, mui_pool_kind kind, mu_tens
 
 mu_tensor *mu_max_pool2d(mu_tape *t, mu_tensor *x, int kernel_h, int kernel_w, const mu_pool2d_options *options)
 {
-    return mui_floats_bad(t, "max_pool2d", &x, 1)
+    return mui_either_bad(t, "max_pool2d", &x, 1)
                ? NULL
                : pool(t, &mui_op_max_pool2d, MUI_POOL_MAX, x, kernel_h, kernel_w, options);
 }
@@ -106,7 +106,7 @@ mu_tensor *mu_max_pool2d(mu_tape *t, mu_tensor *x, int kernel_h, int kernel_w, c
 mu_tensor *mu_avg_pool2d(mu_tape *t, mu_tensor *x, int kernel_h, int kernel_w, const mu_pool2d_options *options)
 {
     bool exclude = options != NULL && options->count_exclude_pad;
-    return mui_floats_bad(t, "avg_pool2d", &x, 1) ? NULL
+    return mui_either_bad(t, "avg_pool2d", &x, 1) ? NULL
                                                   : pool(t, &mui_op_avg_pool2d,
                                                          exclude ? MUI_POOL_AVG_EXCLUDE_PAD : MUI_POOL_AVG, x, kernel_h,
                                                          kernel_w, options);
@@ -115,7 +115,7 @@ mu_tensor *mu_avg_pool2d(mu_tape *t, mu_tensor *x, int kernel_h, int kernel_w, c
 static mu_tensor *whole(mu_tape *t, const mui_op *op, const char *name, mui_pool_kind kind, mu_tensor *x)
 {
     char xt[MUI_DIMS_TEXT];
-    if (mui_floats_bad(t, name, &x, 1)) {
+    if (mui_either_bad(t, name, &x, 1)) {
         return NULL;
     }
     if (x->dims.ndim != 4 || x->dims.dim[2] < 1 || x->dims.dim[3] < 1 || x->dims.dim[2] > INT32_MAX ||

@@ -79,6 +79,23 @@ static mu_tensor *reshape_sample(mu_tape *t, int i, uint64_t seed)
 
 const mui_op mui_op_reshape = {"reshape", reshape_backward, reshape_sample, 0, false};
 
+/* Any type goes; bfloat16 of a tape's own is cast to float32, in place. */
+static bool any_bad(mu_tape *t, const char *op, mu_tensor **in, int count)
+{
+    if (mui_inputs_bad(t, op, in, count)) {
+        return true;
+    }
+    for (int i = 0; i < count; i++) {
+        if (mui_is_bf16(in[i]) && in[i]->tape != NULL) {
+            in[i] = mui_cast(t, in[i], MU_F32);
+        }
+        if (in[i] == NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* -- permute ---------------------------------------------------------------------------------------------------- */
 
 static mu_status permute_backward(mui_backward *b, mui_node *n)
@@ -107,7 +124,7 @@ static mu_tensor *strided(mu_tape *t, mu_tensor *x)
 
 mu_tensor *mu_permute(mu_tape *t, mu_tensor *x, mu_dims order)
 {
-    if (mui_inputs_bad(t, "permute", &x, 1)) {
+    if (any_bad(t, "permute", &x, 1)) {
         return NULL;
     }
     char xt[MUI_DIMS_TEXT], ot[MUI_DIMS_TEXT];
@@ -186,7 +203,7 @@ static mu_status narrow_backward(mui_backward *b, mui_node *n)
 
 mu_tensor *mu_narrow(mu_tape *t, mu_tensor *x, int dim, int64_t start, int64_t length)
 {
-    if (mui_inputs_bad(t, "narrow", &x, 1)) {
+    if (any_bad(t, "narrow", &x, 1)) {
         return NULL;
     }
     char xt[MUI_DIMS_TEXT];
@@ -282,16 +299,21 @@ mu_tensor *mu_concat(mu_tape *t, mu_tensor *const *parts, int count, int dim)
     if (count < 1 || parts == NULL) {
         return mui_op_fail(t, MU_ERR_ARG, "concat", "there is nothing to join");
     }
-    if (mui_inputs_bad(t, "concat", parts, count)) {
+    mu_tensor **in = mui_arena_alloc(mui_tape_arena(t), (size_t)count * sizeof(*in));
+    if (in == NULL) {
         return NULL;
     }
+    memcpy(in, parts, (size_t)count * sizeof(*in));
+    if (any_bad(t, "concat", in, count)) {
+        return NULL;
+    }
+    parts = in;
     int d = dim < 0 ? dim + parts[0]->dims.ndim : dim;
     mu_dims out;
     if (d < 0 || d >= parts[0]->dims.ndim) {
         return mui_op_fail(t, MU_ERR_ARG, "concat", "there is no dimension %d among %d", dim, parts[0]->dims.ndim);
     }
-    mu_tensor **in = mui_arena_alloc(mui_tape_arena(t), (size_t)count * sizeof(*in));
-    if (in == NULL || !concat_dims(t, parts, count, d, &out)) {
+    if (!concat_dims(t, parts, count, d, &out)) {
         return NULL;
     }
     mu_tensor *y = mui_tensor_new(t, out, parts[0]->dtype, NULL);

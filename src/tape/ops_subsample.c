@@ -49,6 +49,10 @@ mu_tensor *mui_subsample_pad(mu_tape *t, mu_tensor *x, int64_t step, int64_t bef
                            "input %s, step %lld, %lld and %lld channels of zeros; images have 4 dimensions",
                            mui_dims_text(x->dims, text), (long long)step, (long long)before, (long long)after);
     }
+    if (mui_is_bf16(x)) { /* moves values only: nothing is lost on the way */
+        mu_tensor *wide = mui_subsample_pad(t, mui_cast(t, x, MU_F32), step, before, after);
+        return wide != NULL ? mui_cast(t, wide, MU_BF16) : NULL;
+    }
     const int64_t *d = x->dims.dim;
     mui_subsample_shape s = {d[0], d[1], d[2], d[3], step, before, after, x->layout};
     mui_engine *e = mui_tape_engine(t);

@@ -79,7 +79,8 @@ static mu_status sync_backward(mui_backward *b, mui_node *n)
     const sync_attr *a = n->attr;
     const mui_norm_shape *s = &a->shape;
     mui_engine *e = mui_backward_engine(b);
-    const float *dy = NULL, *stats = n->saved[0]->data;
+    const float *stats = n->saved[0]->data;
+    const void *dy = NULL;
     float *dx = mui_grad_remake(b, n, s->layout, &dy);
     float *own = mui_grad_scratch(b, (size_t)s->c * 2); /* sum(dy * xhat), sum(dy): gradients of weight and bias */
     double *sums = (double *)(void *)mui_grad_scratch(b, (size_t)s->c * 4 + 1);
@@ -242,7 +243,10 @@ mu_tensor *mu_sync_batch_norm(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_te
     if (g->context != t->context) {
         return mui_op_fail(t, MU_ERR_ARG, "sync_batch_norm", "the group belongs to another context than the tape");
     }
-    return sync_norm(t, &args, g, o);
+    /* Between casts: what the ranks add up is float32. */
+    args.x = mui_cast(t, x, MU_F32);
+    mu_tensor *y = args.x != NULL ? sync_norm(t, &args, g, o) : NULL;
+    return y != NULL ? mui_cast(t, y, x->dtype) : NULL;
 }
 
 /* With a group of one, which the public function leaves to plain batch norm. */

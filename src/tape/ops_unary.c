@@ -12,10 +12,14 @@ static mu_status unary_backward(mui_backward *b, mui_node *n)
 {
     const unary_attr *at = n->attr;
     const mui_layout *layout = n->out->layout;
-    const float *dy = NULL;
-    float *dx = mui_grad_remake(b, n, layout, &dy);
+    const void *dy = NULL;
+    void *dx = mui_grad_remake(b, n, layout, &dy);
     if (dx == NULL) {
         return mui_backward_failed(n);
+    }
+    if (mui_is_bf16(n->out)) {
+        mui_bf16_relu_backward(mui_floats_in_layout(n->out->dims, layout), mui_cbf16(n->out), dy, dx);
+        return mui_grad_pass(b, n, 0);
     }
     const float *x = mui_unary_needs_input(at->kind) ? mui_cfloats(n->in[0]) : NULL;
     const float *y = mui_unary_needs_output(at->kind) ? mui_cfloats(n->out) : NULL;
@@ -26,18 +30,22 @@ static mu_status unary_backward(mui_backward *b, mui_node *n)
 
 static mu_tensor *unary(mu_tape *t, const mui_op *op, mui_unary kind, mu_tensor *x, float a)
 {
-    if (mui_floats_bad(t, op->name, &x, 1)) {
+    if (kind == MUI_RELU ? mui_either_bad(t, op->name, &x, 1) : mui_floats_bad(t, op->name, &x, 1)) {
         return NULL;
     }
     /* Padding must stay zero, so what makes something of nothing runs on the plain form. */
     bool flat = x->layout != NULL && (mui_unary_keeps_zero(kind) || !mui_layout_padded(x->layout));
     mu_tensor *in = mui_in_layout(t, x, flat ? x->layout : NULL);
-    mu_tensor *y = in != NULL ? mui_tensor_new(t, x->dims, MU_F32, in->layout) : NULL;
+    mu_tensor *y = in != NULL ? mui_tensor_new(t, x->dims, x->dtype, in->layout) : NULL;
     if (y == NULL) {
         return NULL;
     }
-    mui_unary_forward(mui_tape_engine(t), kind, mui_floats_in_layout(x->dims, in->layout), mui_cfloats(in),
-                      mui_floats(y), a);
+    int64_t elements = mui_floats_in_layout(x->dims, in->layout);
+    if (mui_is_bf16(x)) { /* relu, all others were given float32 */
+        mui_bf16_relu(elements, mui_cbf16(in), mui_bf16(y));
+    } else {
+        mui_unary_forward(mui_tape_engine(t), kind, elements, mui_cfloats(in), mui_floats(y), a);
+    }
     unary_attr at = {kind, a};
     uint32_t reads = (mui_unary_needs_input(kind) ? MUI_READS_IN(0) : 0) |
                      (mui_unary_needs_output(kind) ? MUI_READS_OUT : 0);
@@ -150,36 +158,46 @@ typedef struct dropout_attr {
     float p;
 } dropout_attr;
 
+static mu_status drop(mui_engine *e, mu_dtype dtype, int64_t n, const void *x, void *y, const dropout_attr *a)
+{
+    if (dtype == MU_BF16) {
+        return mui_bf16_dropout(e, n, x, y, a->p, a->key, a->stream);
+    }
+    mui_dropout(e, n, x, y, a->p, a->key, a->stream);
+    return MU_OK;
+}
+
 static mu_status dropout_backward(mui_backward *b, mui_node *n)
 {
     const dropout_attr *a = n->attr;
     const mui_layout *layout = n->out->layout;
-    const float *dy = NULL;
-    float *dx = mui_grad_remake(b, n, layout, &dy);
+    const void *dy = NULL;
+    void *dx = mui_grad_remake(b, n, layout, &dy);
     if (dx == NULL) {
         return mui_backward_failed(n);
     }
-    mui_dropout(mui_backward_engine(b), mui_floats_in_layout(n->out->dims, layout), dy, dx, a->p, a->key, a->stream);
-    return mui_grad_pass(b, n, 0);
+    mu_status s = drop(mui_backward_engine(b), n->out->dtype, mui_floats_in_layout(n->out->dims, layout), dy, dx, a);
+    return s == MU_OK ? mui_grad_pass(b, n, 0) : s;
 }
 
 mu_tensor *mu_dropout(mu_tape *t, mu_tensor *x, float p)
 {
-    if (mui_floats_bad(t, "dropout", &x, 1)) {
+    if (mui_either_bad(t, "dropout", &x, 1)) {
         return NULL;
     }
     if (!(p >= 0.0f && p < 1.0f)) {
         return mui_op_fail(t, MU_ERR_ARG, "dropout", "p is %g, and must be in [0, 1)", (double)p);
     }
     mu_tensor *in = mui_in_layout(t, x, x->layout);
-    mu_tensor *y = in != NULL ? mui_tensor_new(t, x->dims, MU_F32, in->layout) : NULL;
+    mu_tensor *y = in != NULL ? mui_tensor_new(t, x->dims, x->dtype, in->layout) : NULL;
     if (y == NULL) {
         return NULL;
     }
     dropout_attr a = {.p = p};
     mui_tape_draw(t, &a.key, &a.stream);
-    mui_dropout(mui_tape_engine(t), mui_floats_in_layout(x->dims, in->layout), mui_cfloats(in), mui_floats(y), p, a.key,
-                a.stream);
+    if (drop(mui_tape_engine(t), x->dtype, mui_floats_in_layout(x->dims, in->layout), in->data, y->data, &a) != MU_OK) {
+        return NULL;
+    }
     return mui_record(t, &mui_op_dropout, y, &in, 1, &a, sizeof(a), NULL, 0);
 }
 

@@ -199,7 +199,7 @@ static void forward_one(void *user, int i)
         return;
     }
     r->x = x;
-    r->y = mui_in_layout(t, y, NULL);
+    r->y = mui_in_layout(t, y->dtype == MU_BF16 ? mui_cast(t, y, MU_F32) : y, NULL);
     if (r->y != NULL && !t->options.no_grad && mui_shadows_make(t, mui_base_of(r->y)) == MU_OK) {
         /* What depends on what is settled now: the error, if any, is in the thread's own place. */
         mu_status s = mui_mark(t, mui_base_of(r->y), &t->shadows.store);
@@ -429,7 +429,7 @@ mu_tensor *mui_parallel_forward(mui_parallel *p, mu_tape *t, mui_parallel_fn fn,
     }
     double began = mui_now();
     t->began = t->began == 0 ? began : t->began;
-    mu_tensor *in = mui_in_layout(t, x, NULL);
+    mu_tensor *in = mui_in_layout(t, x->dtype == MU_BF16 ? mui_cast(t, x, MU_F32) : x, NULL);
     mui_frame *f = in != NULL ? take_frame(p, t, x->dims.dim[0]) : NULL;
     if (f == NULL) {
         return NULL;

@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/os.h"
 #include "base/rng.h"
+#include "kern/bf16.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -50,6 +51,11 @@ mu_tensor *mui_op_fail(mu_tape *t, mu_status s, const char *op, const char *form
     return NULL;
 }
 
+size_t mui_bytes_as(mu_dims dims, mu_dtype dtype, const mui_layout *layout)
+{
+    return mui_bytes_in_layout(dims, layout) / sizeof(float) * mu_dtype_bytes(dtype);
+}
+
 bool mui_inputs_bad(mu_tape *t, const char *op, mu_tensor *const *in, int count)
 {
     if (t == NULL || mui_failed(t->context)) {
@@ -89,18 +95,49 @@ bool mui_inputs_bad(mu_tape *t, const char *op, mu_tensor *const *in, int count)
     return false;
 }
 
-bool mui_floats_bad(mu_tape *t, const char *op, mu_tensor *const *in, int count)
+/* How many are bfloat16, where the tape has that; -1 with an error when one is neither that nor float32. */
+static int count_bf16(mu_tape *t, const char *op, mu_tensor *const *in, int count)
 {
     if (mui_inputs_bad(t, op, in, count)) {
-        return true;
+        return -1;
     }
+    int found = 0;
     for (int i = 0; i < count; i++) {
-        if (in[i]->dtype != MU_F32) {
+        bool narrow = t->options.bf16 && in[i]->dtype == MU_BF16;
+        if (in[i]->dtype != MU_F32 && !narrow) {
             mui_op_fail(t, MU_ERR_DTYPE, op, "input %d is %s, float32 was expected", i, mu_dtype_name(in[i]->dtype));
-            return true;
+            return -1;
+        }
+        found += narrow;
+    }
+    return found;
+}
+
+static bool cast_all(mu_tape *t, mu_tensor **in, int count, mu_dtype to)
+{
+    for (int i = 0; i < count; i++) {
+        in[i] = mui_cast(t, in[i], to);
+        if (in[i] == NULL) {
+            return false;
         }
     }
-    return false;
+    return true;
+}
+
+bool mui_floats_bad(mu_tape *t, const char *op, mu_tensor **in, int count)
+{
+    return count_bf16(t, op, in, count) < 0 || !cast_all(t, in, count, MU_F32);
+}
+
+bool mui_either_bad(mu_tape *t, const char *op, mu_tensor **in, int count)
+{
+    int narrow = count_bf16(t, op, in, count);
+    return narrow < 0 || (narrow > 0 && narrow < count && !cast_all(t, in, count, MU_F32));
+}
+
+bool mui_matrix_bad(mu_tape *t, const char *op, mu_tensor **in, int count, int activations)
+{
+    return count_bf16(t, op, in, count) < 0 || (t->options.bf16 && !cast_all(t, in, activations, MU_BF16));
 }
 
 /* A tensor of the tape like x, whose reference to memory it takes over, also on failure. */
@@ -129,7 +166,7 @@ static mu_tensor *new_tensor(mu_tape *t, mu_dims dims, mu_dtype dtype, const mui
         return NULL;
     }
     if (layout != NULL) {
-        bytes = mui_bytes_in_layout(dims, layout);
+        bytes = mui_bytes_as(dims, dtype, layout);
     }
     /* Empty tensors get memory too: a kernel may then form a pointer without a special case. */
     mui_storage *s = mui_storage_new(t->pool, bytes > 0 ? bytes : 1);
@@ -199,8 +236,7 @@ mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout)
         mui_count(&t->context->layout_conversions, 1); /* of a view: no kernel knows what its copy is for */
         mui_count(&t->context->converted_bytes, (uint64_t)mui_dims_elements(x->dims) * mu_dtype_bytes(x->dtype));
         mui_copy_strided(t->engine, x->dims, mu_dtype_bytes(x->dtype), x->data, x->stride, y->data, y->stride);
-    } else if (mui_reorder(t->engine, x->dims, x->layout, (const float *)(void *)x->data, layout,
-                           (float *)(void *)y->data) != MU_OK) {
+    } else if (mui_tensor_reorder(t->engine, x->dims, x->dtype, x->layout, x->data, layout, y->data) != MU_OK) {
         return NULL;
     }
     y->alias_of = mui_base_of(x);
@@ -210,6 +246,23 @@ mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout)
         y->next_converted = x->converted;
         x->converted = y;
     }
+    return y;
+}
+
+mu_tensor *mui_in_bf16(mu_tape *t, mu_tensor *x, const mui_layout *layout)
+{
+    mu_tensor *from = mui_in_layout(t, x, layout);
+    if (from == NULL || from->dtype == MU_BF16) {
+        return from;
+    }
+    mu_tensor *y = new_tensor(t, x->dims, MU_BF16, layout, true);
+    if (y == NULL) {
+        return NULL;
+    }
+    mui_bf16_round(mui_floats_in_layout(x->dims, layout), (const float *)(const void *)from->data,
+                   (uint16_t *)(void *)y->data);
+    y->alias_of = mui_base_of(x);
+    y->requires_grad = x->requires_grad;
     return y;
 }
 

@@ -2,6 +2,7 @@
  * (mark.c, backward.c). */
 #include "tape/tape_state.h"
 #include "base/alloc.h"
+#include "kern/bf16.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -52,6 +53,9 @@ mu_tape *mu_tape_new(mu_context *c, const mu_tape_options *options)
         return NULL;
     }
     t->options = options != NULL ? *options : (mu_tape_options){0};
+    if (t->options.bf16) {
+        mui_bf16_warn(t->engine);
+    }
     return mui_context_own(c, t, destroy, MUI_OWN_FIRST) == MU_OK ? t : NULL;
 }
 

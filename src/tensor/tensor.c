@@ -1,6 +1,7 @@
 /* Shapes, element types, and copying elements in and out of any layout. Not for: making tensors (the tape does). */
 #include "tensor/tensor.h"
 #include "base/alloc.h"
+#include "kern/bf16.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -175,6 +176,12 @@ static mu_status first_error(const mu_tensor *t, mu_status s)
 }
 
 /* Elements row-major in the tensor's own type. */
+mu_status mui_tensor_reorder(mui_engine *e, mu_dims dims, mu_dtype dtype, const mui_layout *from, const void *src,
+                             const mui_layout *to, void *dst)
+{
+    return dtype == MU_BF16 ? mui_bf16_reorder(e, dims, from, src, to, dst) : mui_reorder(e, dims, from, src, to, dst);
+}
+
 static mu_status copy_out(const mu_tensor *t, void *out)
 {
     if (mui_dims_elements(t->dims) == 0) {
@@ -190,7 +197,7 @@ static mu_status copy_out(const mu_tensor *t, void *out)
         return mu_context_status(t->context);
     }
     if (t->layout != NULL) {
-        return first_error(t, mui_reorder(e, t->dims, t->layout, (const float *)(void *)t->data, NULL, out));
+        return first_error(t, mui_tensor_reorder(e, t->dims, t->dtype, t->layout, t->data, NULL, out));
     }
     int64_t plain[MU_MAX_DIMS];
     mui_strides_plain(t->dims, plain);
@@ -213,7 +220,7 @@ static mu_status copy_in(mu_tensor *t, const void *in)
         return mu_context_status(t->context);
     }
     if (t->layout != NULL) {
-        return first_error(t, mui_reorder(e, t->dims, NULL, in, t->layout, (float *)(void *)t->data));
+        return first_error(t, mui_tensor_reorder(e, t->dims, t->dtype, NULL, in, t->layout, t->data));
     }
     int64_t plain[MU_MAX_DIMS];
     mui_strides_plain(t->dims, plain);

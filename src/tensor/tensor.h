@@ -65,6 +65,10 @@ bool mui_is_float(mu_dtype t);
 mu_status mui_to_float(mu_context *c, mu_dtype from, int64_t n, const void *src, float *dst) MU_MUST_USE;
 mu_status mui_from_float(mu_context *c, mu_dtype to, int64_t n, const float *src, void *dst) MU_MUST_USE;
 
+/* mui_reorder of float32 or bfloat16 elements. */
+mu_status mui_tensor_reorder(mui_engine *e, mu_dims dims, mu_dtype dtype, const mui_layout *from, const void *src,
+                             const mui_layout *to, void *dst) MU_MUST_USE;
+
 /* Raw access for loading and saving: the elements row-major in the tensor's own dtype, bytes = elements * size. */
 mu_status mui_tensor_get_raw(const mu_tensor *t, void *out, size_t bytes) MU_MUST_USE;
 mu_status mui_tensor_set_raw(mu_tensor *t, const void *in, size_t bytes) MU_MUST_USE;

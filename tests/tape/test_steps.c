@@ -61,10 +61,11 @@ static mu_status step(world *w)
     return s == MU_OK ? mui_backward_run(w->t, loss, 1.0f, w->s) : s;
 }
 
-static void steady(mu_kernel_choice kernels)
+static void steady(mu_kernel_choice kernels, bool bf16)
 {
     world w;
-    open_world(&w, &(mu_context_options){.kernels = kernels, .seed = 2}, NULL);
+    open_world(&w, &(mu_context_options){.kernels = kernels, .seed = 2, .log_level = MU_LOG_QUIET},
+               &(mu_tape_options){.bf16 = bf16});
     make_net(&w);
     build(&w);
     for (int i = 0; i < 2; i++) {
@@ -96,8 +97,10 @@ static void a_steady_step_allocates_nothing(void **state)
     free(p);
     assert_int_equal(malloc_calls, before + 1); /* the counter counts */
 #endif
-    steady(MU_KERNELS_REFERENCE);
-    steady(MU_KERNELS_DEFAULT);
+    steady(MU_KERNELS_REFERENCE, false);
+    steady(MU_KERNELS_REFERENCE, true);
+    steady(MU_KERNELS_DEFAULT, false);
+    steady(MU_KERNELS_DEFAULT, true);
 }
 
 /* Gradients of all parameters in one vector. */
