@@ -35,6 +35,7 @@ static const flag step_flags[] = {
     {"data-parallel", FLAG_INT, AT(replicas), "N", "replicas in threads of each rank (none)", 1, 1024, FLAG_FREE},
     {"no-winograd", FLAG_SWITCH, AT(no_winograd), NULL, "direct convolutions only", 0, 0, FLAG_FREE},
     {"profile", FLAG_SWITCH, AT(profile), NULL, "time by kind of kernel, which takes some itself", 0, 0, FLAG_FREE},
+    {"bf16", FLAG_SWITCH, AT(bf16), NULL, "mixed precision: layers compute in bfloat16", 0, 0, FLAG_FREE},
     {"json", FLAG_SWITCH, AT(json), NULL, "write one JSON object", 0, 0, FLAG_FREE},
     {NULL, FLAG_END, 0, NULL, NULL, 0, 0, FLAG_FREE},
 };
@@ -126,7 +127,7 @@ static bool set_up(step_run *r)
                        ? mu_adam(r->net, (float)o->lr, &(mu_adam_options){.weight_decay = (float)o->weight_decay})
                        : mu_sgd(r->net, (float)o->lr, &(mu_sgd_options){.momentum = (float)o->momentum,
                                                                         .weight_decay = (float)o->weight_decay});
-    r->tape = mu_tape_new(r->b.c, NULL);
+    r->tape = mu_tape_new(r->b.c, &(mu_tape_options){.bf16 = o->bf16});
     r->seconds = calloc((size_t)o->steps, sizeof(double));
     r->losses = calloc((size_t)(o->warmup + o->steps), sizeof(double));
     return mu_context_status(r->b.c) == MU_OK && r->seconds != NULL && r->losses != NULL &&

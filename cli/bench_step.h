@@ -8,7 +8,7 @@ typedef struct step_options {
     const char *model, *from, *batch_from, *optimizer;
     int64_t channels, side, classes, batch, ranks, threads, replicas, steps, warmup;
     double lr, momentum, weight_decay;
-    bool cifar_stem, no_ddp, no_winograd, profile, json;
+    bool cifar_stem, no_ddp, no_winograd, profile, bf16, json;
 } step_options;
 
 typedef struct step_run {

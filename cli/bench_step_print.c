@@ -72,6 +72,7 @@ void bench_step_print_json(const step_run *r, const step_result *s)
     json_int(&j, "threads", mu_context_threads(r->b.c));
     json_int(&j, "data_parallel", o->replicas);
     json_bool(&j, "winograd", !o->no_winograd);
+    json_bool(&j, "bf16", o->bf16);
     json_text(&j, "optimizer", o->optimizer);
     json_number(&j, "lr", o->lr);
     json_int(&j, "steps", o->steps);

@@ -211,7 +211,7 @@ static int load_from(session *s)
 static int try_forward(session *s)
 {
     mu_dims d = mu_dataset_dims(s->test);
-    mu_tape *t = mu_tape_new(s->c, &(mu_tape_options){.no_grad = true});
+    mu_tape *t = mu_tape_new(s->c, &(mu_tape_options){.no_grad = true, .bf16 = s->o->bf16});
     mu_module_train(s->net, false);
     mu_tensor *y = mu_forward(t, s->net, mu_tensor_zeros(t, MU_DIMS(1, d.dim[0], d.dim[1], d.dim[2])));
     if (y == NULL) {
@@ -300,7 +300,7 @@ static bool open_loaders(session *s)
     memcpy(options.mean, o->mean, sizeof(o->mean));
     memcpy(options.std, o->std, sizeof(o->std));
     s->test_loader = mu_loader_open(s->test, &options);
-    s->test_tape = mu_tape_new(s->c, &(mu_tape_options){.no_grad = true});
+    s->test_tape = mu_tape_new(s->c, &(mu_tape_options){.no_grad = true, .bf16 = o->bf16});
     if (s->train != NULL) {
         options.shuffle = !o->no_shuffle;
         options.seed = (uint64_t)o->seed;
@@ -309,7 +309,7 @@ static bool open_loaders(session *s)
             options.flip = !o->no_flip;
         }
         s->loader = mu_loader_open(s->train, &options);
-        s->tape = mu_tape_new(s->c, NULL);
+        s->tape = mu_tape_new(s->c, &(mu_tape_options){.bf16 = o->bf16});
     }
     return mu_context_status(s->c) >= 0;
 }

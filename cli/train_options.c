@@ -36,6 +36,7 @@
      FLAG_FREE},                                                                                                       \
     {"workers", FLAG_INT, AT(workers), "N", "loader threads of each rank (1)", 1, 256, FLAG_FREE},                     \
     {"no-winograd", FLAG_SWITCH, AT(no_winograd), NULL, "direct convolutions only", 0, 0, FLAG_WARN},                  \
+    {"bf16", FLAG_SWITCH, AT(bf16), NULL, "mixed precision: layers compute in bfloat16", 0, 0, FLAG_WARN},             \
     {"reference", FLAG_SWITCH, AT(reference), NULL, "plain C kernels only: slow, the oracle", 0, 0, FLAG_WARN}
 
 /* How --from is read. */

@@ -23,7 +23,7 @@ typedef struct train_options {
     int64_t classes, head, side, ranks, replicas, epochs, steps, batch, threads, workers, warmup, decay_every, seed, crop;
     int64_t eval_every;
     double lr, momentum, weight_decay, label_smoothing, clip, gamma, min_lr;
-    bool nesterov, sync_bn, no_shuffle, no_augment, no_flip, no_winograd, reference, quiet;
+    bool nesterov, sync_bn, no_shuffle, no_augment, no_flip, no_winograd, bf16, reference, quiet;
     flag_list freeze, recompute;
     load_flags load;
     float mean[MAX_CHANNELS], std[MAX_CHANNELS]; /* from the texts, or the kind of data */

@@ -22,7 +22,7 @@ _muster()
     --schedule) mapfile -t COMPREPLY < <(compgen -W "constant step cosine" -- "$cur"); return ;;
     esac
     if [[ $cur == -* ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$(muster "${command[@]}" --help 2>/dev/null | grep -o -- '--[a-z-]*' | sort -u)" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "$(muster "${command[@]}" --help 2>/dev/null | grep -o -- '--[a-z0-9-]*' | sort -u)" -- "$cur")
     else
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi

@@ -1,4 +1,4 @@
-/* ten_steps MODEL FOLDER: ten SGD steps on made-up batches. Writes into FOLDER what another framework needs to do the
+/* ten_steps MODEL FOLDER [bf16]: ten SGD steps on made-up batches. Writes into FOLDER what another framework needs to do the
  * same - initial.pth, batches.bin (float32 images, then int64 labels, per step) - and what came out: losses.txt,
  * final.pth. torch_steps.py compares. Public headers only, like any user. */
 #include <muster/muster.h>
@@ -30,11 +30,11 @@ static const struct shape {
 int main(int argc, char **argv)
 {
     const struct shape *s = NULL;
-    for (size_t i = 0; argc == 3 && i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+    for (size_t i = 0; argc >= 3 && i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         s = strcmp(shapes[i].model, argv[1]) == 0 ? &shapes[i] : s;
     }
     if (s == NULL || chdir(argv[2]) != 0) {
-        fprintf(stderr, "usage: ten_steps MODEL FOLDER\n");
+        fprintf(stderr, "usage: ten_steps MODEL FOLDER [bf16]\n");
         return 2;
     }
     mu_context *c = mu_context_open(&(mu_context_options){.seed = 7});
@@ -42,7 +42,7 @@ int main(int argc, char **argv)
         c, s->model, &(mu_model_options){.classes = CLASSES, .in_channels = s->channels, .side = s->side});
     mu_ddp *ddp = mu_ddp_wrap(net, mu_group_self(c), NULL);
     mu_optimizer *sgd = mu_sgd(net, s->lr, &(mu_sgd_options){.momentum = 0.9f, .weight_decay = 5e-4f});
-    mu_tape *t = mu_tape_new(c, NULL);
+    mu_tape *t = mu_tape_new(c, &(mu_tape_options){.bf16 = argc > 3 && strcmp(argv[3], "bf16") == 0});
     MU_OR_DIE(c, mu_context_status(c));
     MU_OR_DIE(c, mu_save(net, "initial.pth", NULL));
 

@@ -159,6 +159,27 @@ def learns():
     print("learns, logs, evaluates exactly")
 
 
+def mixed_precision():
+    """--bf16 learns as well, on several ranks too, is not float32, and what it saves is."""
+    with Work() as w:
+        plain = w.train("--epochs", 3, "--log", "plain.jsonl")
+        for n in (1, 2):
+            out = w.train("--epochs", 3, "--bf16", "--ranks", n, "--save", "m.pth", "--log", "log.jsonl")
+            final = re.search(r"^test accuracy ([\d.]+) % \((\d+) of 97\), loss ([\d.]+)$", out, re.M)
+            assert final and float(final.group(1)) > 90, out
+            again = w.ok("eval", "--model", "cnn", "--data", w.data, "--from", "m.pth", "--bf16", "--ranks", 2)
+            assert f"({final.group(2)} of 97)" in again, again
+            assert all(v.dtype == torch.float32 for v in w.load("m.pth").values())
+        assert "test accuracy" in plain
+        with open(w.path_of("plain.jsonl"), encoding="utf-8") as f:
+            wide = json.loads(f.readline())["loss"]
+        w.train("--epochs", 1, "--bf16", "--log", "one.jsonl")
+        with open(w.path_of("one.jsonl"), encoding="utf-8") as f:
+            narrow = json.loads(f.readline())["loss"]
+        assert 0 < abs(wide - narrow) < 2 ** -8 * wide, (wide, narrow)
+    print("--bf16 learns, evaluates exactly, saves float32")
+
+
 def head():
     """--from with --head: everything but the head comes from the file; --freeze leaves its parameters alone."""
     with Work() as w:
@@ -393,7 +414,8 @@ def ranks():
 def install_completion():
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/completion.bash")
     path = os.path.dirname(os.path.abspath(MUSTER)) + ":" + os.environ["PATH"]
-    for words, expected in (("muster tr", "train"), ("muster bench st", "step"), ("muster bench step --cifar", "--cifar-stem")):
+    for words, expected in (("muster tr", "train"), ("muster bench st", "step"), ("muster bench step --cifar", "--cifar-stem"),
+                            ("muster eval --bf", "--bf16")):
         done = subprocess.run(["bash", "-c", f". {script}; COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; _muster; "
                                "echo ${COMPREPLY[*]}"], stdout=subprocess.PIPE, text=True, check=True,
                               env=dict(os.environ, PATH=path))
@@ -402,5 +424,6 @@ def install_completion():
 
 
 if __name__ == "__main__":
-    {"help": help_texts, "bad_input": bad_input, "learns": learns, "head": head, "data_parallel": data_parallel, "from_flags": from_flags, "ranks": ranks,
+    {"help": help_texts, "bad_input": bad_input, "learns": learns, "mixed_precision": mixed_precision, "head": head,
+     "data_parallel": data_parallel, "from_flags": from_flags, "ranks": ranks,
      "completion": install_completion}[sys.argv[1]]()
