@@ -7,7 +7,7 @@ void mui_bf16_warn(mui_engine *e)
 {
     if (!e->bf16_told) {
         e->bf16_told = true;
-        mui_log(e->context, MU_LOG_WARN,
+        mui_log(e->context, e->context->rank == 0 ? MU_LOG_WARN : MU_LOG_INFO,
                 "bfloat16 is emulated here, by float32 kernels and rounding: correct, but slower than float32");
     }
 }
@@ -33,57 +33,66 @@ static float *wide(mui_engine *e, mui_scratch slot, int64_t n, const void *x)
     return to;
 }
 
+/* The same of float32 rounded to bfloat16. */
+static float *coarse(mui_engine *e, mui_scratch slot, int64_t n, const float *x)
+{
+    float *to = room(e, slot, n);
+    if (to != NULL) {
+        mui_bf16_coarsen(n, x, to);
+    }
+    return to;
+}
+
 mu_status mui_bf16_dropout(mui_engine *e, int64_t n, const uint16_t *x, uint16_t *y, float p, uint64_t key,
                            uint64_t stream)
 {
+    mui_timer t;
+    mui_timer_start(&t, e->context, MUI_KIND_ELEMENTWISE);
     float *w = wide(e, MUI_SCRATCH_BF16_X, n, x);
-    if (w == NULL) {
-        return MU_ERR_NOMEM;
+    if (w != NULL) {
+        mui_dropout(e, n, w, w, p, key, stream);
+        mui_bf16_round(n, w, y);
     }
-    mui_dropout(e, n, w, w, p, key, stream);
-    mui_bf16_round(n, w, y);
-    return MU_OK;
+    mui_timer_stop(&t, 0, 2.0 * (double)n * (double)sizeof(*x));
+    return w != NULL ? MU_OK : MU_ERR_NOMEM;
 }
 
 mu_status mui_bf16_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const uint16_t *src,
                            const mui_layout *to, uint16_t *dst)
 {
-    int64_t n = elements_in(dims, to);
-    float *w = wide(e, MUI_SCRATCH_BF16_X, elements_in(dims, from), src), *r = room(e, MUI_SCRATCH_BF16_Y, n);
-    if (w == NULL || r == NULL) {
-        return MU_ERR_NOMEM;
+    if (mui_elements(dims) == 0) {
+        return MU_OK;
     }
-    mu_status s = mui_reorder(e, dims, from, w, to, r);
+    int64_t n = elements_in(dims, to), m = elements_in(dims, from);
+    mui_timer t;
+    mui_conversion_start(&t, e, MUI_CONVERT_LAYOUT, (size_t)n * sizeof(*dst));
+    float *w = wide(e, MUI_SCRATCH_BF16_X, m, src), *r = room(e, MUI_SCRATCH_BF16_Y, n);
+    mu_status s = w != NULL && r != NULL ? e->k.reorder(e, dims, from, w, to, r) : MU_ERR_NOMEM;
     if (s == MU_OK) {
         mui_bf16_round(n, r, dst);
     }
+    mui_timer_stop(&t, 0, (double)(m + n) * (double)sizeof(*dst));
     return s;
 }
 
 /* -- matrix products ---------------------------------------------------------------------------------------------- */
-mu_status mui_bf16_gemm_f32(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
-                            const uint16_t *a, const uint16_t *b, float *c, bool accumulate)
+mu_status mui_bf16_emulated_product(mui_engine *e, const mui_bf16_product *p, const void *a, const void *b,
+                                    const float *bias, void *c)
 {
-    const float *wa = wide(e, MUI_SCRATCH_BF16_X, m * k, a), *wb = wide(e, MUI_SCRATCH_BF16_W, k * n, b);
-    if (wa == NULL || wb == NULL) {
+    int64_t m = p->m, n = p->n, k = p->k;
+    const float *wa = wide(e, MUI_SCRATCH_BF16_X, m * k, a);
+    const float *wb = p->wide_b ? coarse(e, MUI_SCRATCH_BF16_W, k * n, b) : wide(e, MUI_SCRATCH_BF16_W, k * n, b);
+    float *sum = p->wide_c ? c : room(e, MUI_SCRATCH_BF16_Y, m * n);
+    if (wa == NULL || wb == NULL || sum == NULL) {
         return MU_ERR_NOMEM;
     }
-    return mui_gemm(e, trans_a, trans_b, m, n, k, 1.0f, wa, trans_a ? m : k, wb, trans_b ? k : n,
-                    accumulate ? 1.0f : 0.0f, c, n);
-}
-
-mu_status mui_bf16_gemm(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const uint16_t *a,
-                        const uint16_t *b, const uint16_t *bias, uint16_t *c)
-{
-    float *sum = room(e, MUI_SCRATCH_BF16_Y, m * n);
-    if (sum == NULL) {
-        return MU_ERR_NOMEM;
+    for (int64_t i = 0; p->bias && i < m; i++) {
+        mui_bf16_coarsen(n, bias, sum + i * n);
     }
-    for (int64_t i = 0; bias != NULL && i < m; i++) {
-        mui_bf16_widen(n, bias, sum + i * n);
-    }
-    mu_status s = mui_bf16_gemm_f32(e, trans_a, trans_b, m, n, k, a, b, sum, bias != NULL);
-    if (s == MU_OK) {
+    mu_status s = (k == 0 ? mui_ref_gemm : e->k.gemm)(e, p->trans_a, p->trans_b, m, n, k, 1.0f, wa, p->trans_a ? m : k,
+                                                      wb, p->trans_b ? k : n, p->bias || p->accumulate ? 1.0f : 0.0f,
+                                                      sum, n);
+    if (s == MU_OK && !p->wide_c) {
         mui_bf16_round(m * n, sum, c);
     }
     return s;
@@ -92,36 +101,36 @@ mu_status mui_bf16_gemm(mui_engine *e, bool trans_a, bool trans_b, int64_t m, in
 /* -- convolution -------------------------------------------------------------------------------------------------- */
 typedef struct emulated_conv {
     mui_conv2d_impl base;
-    const mui_conv2d_plan *wide; /* of the same shape in float32 */
+    const mui_conv2d_impl *wide; /* of the same shape in float32 */
     int64_t x, w, y;             /* elements, padding included */
 } emulated_conv;
 
-static mu_status conv_forward(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *w, const void *bias,
+static mu_status conv_forward(mui_engine *e, const mui_conv2d_plan *p, const void *x, const float *w, const float *bias,
                               void *y)
 {
     const emulated_conv *c = (const emulated_conv *)p;
-    const float *fx = wide(e, MUI_SCRATCH_BF16_X, c->x, x), *fw = wide(e, MUI_SCRATCH_BF16_W, c->w, w);
-    const float *fb = bias != NULL ? wide(e, MUI_SCRATCH_BF16_B, p->shape.oc, bias) : NULL;
+    const float *fx = wide(e, MUI_SCRATCH_BF16_X, c->x, x), *fw = coarse(e, MUI_SCRATCH_BF16_W, c->w, w);
+    const float *fb = bias != NULL ? coarse(e, MUI_SCRATCH_BF16_B, p->shape.oc, bias) : NULL;
     float *fy = room(e, MUI_SCRATCH_BF16_Y, c->y);
     if (fx == NULL || fw == NULL || fy == NULL || (bias != NULL && fb == NULL)) {
         return MU_ERR_NOMEM;
     }
-    mu_status s = mui_conv2d_forward(e, c->wide, fx, fw, fb, fy);
+    mu_status s = c->wide->forward(e, &c->wide->plan, fx, fw, fb, fy);
     if (s == MU_OK) {
         mui_bf16_round(c->y, fy, y);
     }
     return s;
 }
 
-static mu_status conv_backward_data(mui_engine *e, const mui_conv2d_plan *p, const void *dy, const void *w, void *dx)
+static mu_status conv_backward_data(mui_engine *e, const mui_conv2d_plan *p, const void *dy, const float *w, void *dx)
 {
     const emulated_conv *c = (const emulated_conv *)p;
-    const float *fy = wide(e, MUI_SCRATCH_BF16_Y, c->y, dy), *fw = wide(e, MUI_SCRATCH_BF16_W, c->w, w);
+    const float *fy = wide(e, MUI_SCRATCH_BF16_Y, c->y, dy), *fw = coarse(e, MUI_SCRATCH_BF16_W, c->w, w);
     float *fx = room(e, MUI_SCRATCH_BF16_X, c->x);
     if (fy == NULL || fw == NULL || fx == NULL) {
         return MU_ERR_NOMEM;
     }
-    mu_status s = mui_conv2d_backward_data(e, c->wide, fy, fw, fx);
+    mu_status s = c->wide->backward_data(e, &c->wide->plan, fy, fw, fx);
     if (s == MU_OK) {
         mui_bf16_round(c->x, fx, dx);
     }
@@ -136,7 +145,7 @@ static mu_status conv_backward_weights(mui_engine *e, const mui_conv2d_plan *p, 
     if (fx == NULL || fy == NULL) {
         return MU_ERR_NOMEM;
     }
-    return mui_conv2d_backward_weights(e, c->wide, fx, fy, dw, db, accumulate_w, accumulate_b);
+    return c->wide->backward_weights(e, &c->wide->plan, fx, fy, dw, db, accumulate_w, accumulate_b);
 }
 
 const mui_conv2d_plan *mui_bf16_conv2d_plan(mui_engine *e, const mui_conv2d_shape *shape, const mui_layout *w)
@@ -152,7 +161,7 @@ const mui_conv2d_plan *mui_bf16_conv2d_plan(mui_engine *e, const mui_conv2d_shap
                                 .forward = conv_forward,
                                 .backward_data = conv_backward_data,
                                 .backward_weights = conv_backward_weights};
-    c->wide = p;
+    c->wide = (const mui_conv2d_impl *)p;
     c->x = elements_in(MU_DIMS(shape->n, shape->ic, shape->ih, shape->iw), p->x);
     c->w = elements_in(MU_DIMS(shape->oc, shape->ic / shape->groups, shape->kh, shape->kw), p->w);
     c->y = elements_in(MU_DIMS(shape->n, shape->oc, shape->oh, shape->ow), p->y);

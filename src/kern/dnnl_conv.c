@@ -190,7 +190,7 @@ static const float *wanted_weight(mui_engine *e, const conv_pass *p, const float
     return wanted(e, p->weight_reorder, p->weight_bytes, w, MUI_SCRATCH_W);
 }
 
-static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *w, const void *bias,
+static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const void *x, const float *w, const float *bias,
                          void *y)
 {
     const dnnl_conv *c = (const dnnl_conv *)p;
@@ -351,7 +351,7 @@ static mu_status reference_data(mui_engine *e, const dnnl_conv *c, const float *
     return st != MU_OK || p->x == NULL ? st : mui_reorder(e, x, NULL, out, p->x, dx);
 }
 
-static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *plan, const void *dy, const void *w, void *dx)
+static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *plan, const void *dy, const float *w, void *dx)
 {
     dnnl_conv *c = (dnnl_conv *)plan; /* plans are the engine's: const for callers only */
     conv_pass *p = &c->pass[MUI_CONV_BACKWARD_DATA];

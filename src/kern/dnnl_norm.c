@@ -122,8 +122,8 @@ static mui_exec *forward_exec(mui_engine *e, dnnl_norm *p, const mui_norm_shape 
     return *x;
 }
 
-static mu_status forward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma, const float *beta,
-                         float *y, float *mean, float *var, void *mask)
+static mu_status forward(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma, const float *beta,
+                         void *y, float *mean, float *var, void *mask)
 {
     dnnl_norm *p = find(e, s);
     if (p == NULL) {
@@ -141,8 +141,8 @@ static mu_status forward(mui_engine *e, const mui_norm_shape *s, const float *x,
                         (const void *const[]){x, k.gamma, k.beta, y, mean, var, mask});
 }
 
-static mu_status forward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
-                              const float *beta, const float *mean, const float *var, float *y)
+static mu_status forward_eval(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
+                              const float *beta, const float *mean, const float *var, void *y)
 {
     dnnl_norm *p = find(e, s);
     if (p == NULL) {
@@ -222,8 +222,8 @@ static void deliver(int64_t c, const float *raw, float *to, bool accumulate)
     }
 }
 
-static mu_status backward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y, const float *dy,
-                          const float *gamma, const float *mean, const float *var, const void *mask, float *dx,
+static mu_status backward(mui_engine *e, const mui_norm_shape *s, const void *x, const void *y, const void *dy,
+                          const float *gamma, const float *mean, const float *var, const void *mask, void *dx,
                           float *dgamma, float *dbeta, bool accumulate, bool evaluate)
 {
     dnnl_norm *p = find(e, s);

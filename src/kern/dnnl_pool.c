@@ -100,7 +100,7 @@ static size_t workspace_bytes(mui_engine *e, const mui_pool2d_shape *s)
     return p == NULL ? 0 : p->workspace_bytes;
 }
 
-static mu_status forward(mui_engine *e, const mui_pool2d_shape *s, const float *x, float *y, void *workspace)
+static mu_status forward(mui_engine *e, const mui_pool2d_shape *s, const void *x, void *y, void *workspace)
 {
     dnnl_pool *p = find(e, s);
     if (p == NULL) {
@@ -143,7 +143,7 @@ static bool make_backward(mui_engine *e, const mui_pool2d_shape *s, dnnl_pool *p
     return p->backward != NULL;
 }
 
-static mu_status backward(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace, float *dx)
+static mu_status backward(mui_engine *e, const mui_pool2d_shape *s, const void *dy, const void *workspace, void *dx)
 {
     dnnl_pool *p = find(e, s);
     if (p == NULL) {

@@ -244,8 +244,7 @@ const float *mui_to_plain(mui_engine *e, mu_dims dims, const mui_layout *layout,
     return plain;
 }
 
-/* The end of what began with mui_timer_start: the counter of flops and the profile's come from this one call. */
-static void count_flops(mui_engine *e, mui_timer *t, double flops, double bytes)
+void mui_count_flops(mui_engine *e, mui_timer *t, double flops, double bytes)
 {
     mui_count(&e->context->flops, (uint64_t)flops);
     mui_timer_stop(t, flops, bytes);
@@ -263,8 +262,8 @@ const mui_conv2d_plan *mui_conv2d_plan_get(mui_engine *e, const mui_conv2d_shape
     mui_key key = {{MUI_KEY_PLAN, (uint64_t)s->n, (uint64_t)s->ic, (uint64_t)s->ih, (uint64_t)s->iw, (uint64_t)s->oc,
                     (uint64_t)s->oh, (uint64_t)s->ow, (uint64_t)s->kh, (uint64_t)s->kw, (uint64_t)s->stride[0],
                     (uint64_t)s->stride[1], (uint64_t)s->pad[0], (uint64_t)s->pad[1], (uint64_t)s->dilation[0],
-                    (uint64_t)s->dilation[1], (uint64_t)s->groups, (uint64_t)s->bf16 << 2 | (uint64_t)s->bias << 1 | s->inference,
-                    (uint64_t)(uintptr_t)w}};
+                    (uint64_t)s->dilation[1], (uint64_t)s->groups,
+                    (uint64_t)s->bf16 << 2 | (uint64_t)s->bias << 1 | s->inference, (uint64_t)(uintptr_t)w}};
     const mui_conv2d_plan *p = mui_cache_find(&e->cache, &key);
     if (p != NULL) {
         return p;
@@ -291,30 +290,36 @@ static double conv_flops(const mui_conv2d_shape *s)
     return 2.0 * (double)(s->n * s->oc * s->oh * s->ow) * (double)(s->ic / s->groups * s->kh * s->kw);
 }
 
+/* Of images in that layout. */
+static double image_bytes(mu_dims dims, const mui_layout *layout, bool bf16)
+{
+    return (double)mui_bytes_in_layout(dims, layout) / (bf16 ? 2 : 1);
+}
+
 static double conv_bytes(const mui_conv2d_plan *p)
 {
     const mui_conv2d_shape *s = &p->shape;
-    return (double)(mui_bytes_in_layout(MU_DIMS(s->n, s->ic, s->ih, s->iw), p->x) +
-                    mui_bytes_in_layout(MU_DIMS(s->oc, s->ic / s->groups, s->kh, s->kw), p->w) +
-                    mui_bytes_in_layout(MU_DIMS(s->n, s->oc, s->oh, s->ow), p->y));
+    return image_bytes(MU_DIMS(s->n, s->ic, s->ih, s->iw), p->x, s->bf16) +
+           (double)mui_bytes_in_layout(MU_DIMS(s->oc, s->ic / s->groups, s->kh, s->kw), p->w) +
+           image_bytes(MU_DIMS(s->n, s->oc, s->oh, s->ow), p->y, s->bf16);
 }
 
-mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *w,
-                             const void *bias, void *y)
+mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const void *x, const float *w,
+                             const float *bias, void *y)
 {
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_CONV_FORWARD);
     mu_status r = ((const mui_conv2d_impl *)p)->forward(e, p, x, w, bias, y);
-    count_flops(e, &t, conv_flops(&p->shape), conv_bytes(p));
+    mui_count_flops(e, &t, conv_flops(&p->shape), conv_bytes(p));
     return r;
 }
 
-mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, const void *dy, const void *w, void *dx)
+mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, const void *dy, const float *w, void *dx)
 {
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_CONV_BACKWARD_DATA);
     mu_status r = ((const mui_conv2d_impl *)p)->backward_data(e, p, dy, w, dx);
-    count_flops(e, &t, conv_flops(&p->shape), conv_bytes(p));
+    mui_count_flops(e, &t, conv_flops(&p->shape), conv_bytes(p));
     return r;
 }
 
@@ -324,7 +329,7 @@ mu_status mui_conv2d_backward_weights(mui_engine *e, const mui_conv2d_plan *p, c
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_CONV_BACKWARD_WEIGHTS);
     mu_status r = ((const mui_conv2d_impl *)p)->backward_weights(e, p, x, dy, dw, db, accumulate_w, accumulate_b);
-    count_flops(e, &t, conv_flops(&p->shape), conv_bytes(p));
+    mui_count_flops(e, &t, conv_flops(&p->shape), conv_bytes(p));
     return r;
 }
 
@@ -339,7 +344,7 @@ mu_status mui_gemm(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t
     mui_timer_start(&t, e->context, MUI_KIND_GEMM);
     mu_status s = k == 0 ? mui_ref_gemm(e, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
                          : e->k.gemm(e, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-    count_flops(e, &t, 2.0 * (double)m * (double)n * (double)k,
+    mui_count_flops(e, &t, 2.0 * (double)m * (double)n * (double)k,
                 (double)sizeof(float) * ((double)m * (double)k + (double)k * (double)n + (double)m * (double)n));
     return s;
 }
@@ -353,7 +358,7 @@ static bool norm_is_empty(const mui_norm_shape *s)
 /* Of so many tensors like x. */
 static double norm_bytes(const mui_norm_shape *s, int tensors)
 {
-    return (double)mui_bytes_in_layout(MU_DIMS(s->n, s->c, s->h, s->w), s->layout) * tensors;
+    return image_bytes(MU_DIMS(s->n, s->c, s->h, s->w), s->layout, s->bf16) * tensors;
 }
 
 /* No values: mean and variance are 0, and so are all gradients. */
@@ -390,9 +395,9 @@ mu_status mui_batch_norm_forward(mui_engine *e, const mui_norm_shape *s, const v
     return r;
 }
 
-mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const void *x, const void *y,
-                                  const void *dy, const float *gamma, const float *mean, const float *var,
-                                  const void *mask, void *dx, float *dgamma, float *dbeta, bool accumulate)
+static mu_status norm_backward(mui_engine *e, const mui_norm_shape *s, const void *x, const void *y, const void *dy,
+                               const float *gamma, const float *mean, const float *var, const void *mask, void *dx,
+                               float *dgamma, float *dbeta, bool accumulate, bool evaluate)
 {
     if (norm_is_empty(s)) {
         if (!accumulate) {
@@ -402,10 +407,17 @@ mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const 
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_NORM_BACKWARD);
-    mu_status r = s->bf16 ? mui_bf16_norm_backward(e, s, x, y, dy, gamma, mean, var, mask, dx, dgamma, dbeta, accumulate, false)
-                          : e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, mask, dx, dgamma, dbeta, accumulate, false);
+    mu_status r = (s->bf16 ? mui_bf16_norm_backward : e->k.norm_backward)(e, s, x, y, dy, gamma, mean, var, mask, dx,
+                                                                          dgamma, dbeta, accumulate, evaluate);
     mui_timer_stop(&t, 0, norm_bytes(s, 3));
     return r;
+}
+
+mu_status mui_batch_norm_backward(mui_engine *e, const mui_norm_shape *s, const void *x, const void *y,
+                                  const void *dy, const float *gamma, const float *mean, const float *var,
+                                  const void *mask, void *dx, float *dgamma, float *dbeta, bool accumulate)
+{
+    return norm_backward(e, s, x, y, dy, gamma, mean, var, mask, dx, dgamma, dbeta, accumulate, false);
 }
 
 mu_status mui_batch_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
@@ -426,18 +438,7 @@ mu_status mui_batch_norm_backward_eval(mui_engine *e, const mui_norm_shape *s, c
                                        const void *dy, const float *gamma, const float *mean, const float *var,
                                        void *dx, float *dgamma, float *dbeta, bool accumulate)
 {
-    if (norm_is_empty(s)) {
-        if (!accumulate) {
-            zero_channels(s->c, dgamma, dbeta);
-        }
-        return MU_OK;
-    }
-    mui_timer t;
-    mui_timer_start(&t, e->context, MUI_KIND_NORM_BACKWARD);
-    mu_status r = s->bf16 ? mui_bf16_norm_backward(e, s, x, y, dy, gamma, mean, var, NULL, dx, dgamma, dbeta, accumulate, true)
-                          : e->k.norm_backward(e, s, x, y, dy, gamma, mean, var, NULL, dx, dgamma, dbeta, accumulate, true);
-    mui_timer_stop(&t, 0, norm_bytes(s, 3));
-    return r;
+    return norm_backward(e, s, x, y, dy, gamma, mean, var, NULL, dx, dgamma, dbeta, accumulate, true);
 }
 
 /* -- pooling ---------------------------------------------------------------------------------------------------- */
@@ -448,7 +449,7 @@ static bool pool_is_empty(const mui_pool2d_shape *s)
 
 static double pool_bytes(const mui_pool2d_shape *s)
 {
-    return (double)sizeof(float) * (double)(s->n * s->c) * (double)(s->ih * s->iw + s->oh * s->ow);
+    return (s->bf16 ? 2 : 4) * (double)(s->n * s->c) * (double)(s->ih * s->iw + s->oh * s->ow);
 }
 
 const mui_layout *mui_pool2d_out_layout(mui_engine *e, const mui_pool2d_shape *s)
@@ -483,11 +484,8 @@ mu_status mui_pool2d_forward(mui_engine *e, const mui_pool2d_shape *s, const voi
 mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const void *dy, const void *workspace,
                               void *dx)
 {
-    if (s->bf16) {
-        return mui_bf16_pool_backward(e, s, dy, workspace, dx);
-    }
     if (pool_is_empty(s)) {
-        size_t bytes = mui_bytes_in_layout(MU_DIMS(s->n, s->c, s->ih, s->iw), s->x);
+        size_t bytes = mui_bytes_in_layout(MU_DIMS(s->n, s->c, s->ih, s->iw), s->x) / (s->bf16 ? 2 : 1);
         if (bytes > 0) {
             memset(dx, 0, bytes);
         }
@@ -495,7 +493,8 @@ mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const vo
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_POOL_BACKWARD);
-    mu_status r = e->k.pool_backward(e, s, dy, workspace, dx);
+    mu_status r = s->bf16 ? mui_bf16_pool_backward(e, s, dy, workspace, dx)
+                          : e->k.pool_backward(e, s, dy, workspace, dx);
     mui_timer_stop(&t, 0, pool_bytes(s));
     return r;
 }

@@ -6,8 +6,9 @@
 #include "base/profile.h"
 #include "kern/kern.h"
 
-/* One backend fills one of these. An entry it leaves NULL is taken from the reference. An entry of a backend that cannot
- * do a particular shape calls the reference's function for it. Rows of sizes 0 never get here, except in gemm. */
+/* One backend fills one of these. Images are float32 here, whatever the entry points of kern.h take. An entry it leaves
+ * NULL is taken from the reference. An entry of a backend that cannot do a particular shape calls the reference's function
+ * for it. Rows of sizes 0 never get here, except in gemm. */
 typedef struct mui_kernels {
     const mui_conv2d_plan *(*conv2d_plan)(mui_engine *e, const mui_conv2d_shape *shape, const mui_layout *w);
     const mui_layout *(*conv2d_weight_layout)(mui_engine *e, mu_dims weight, int64_t groups, int64_t stride);
@@ -18,27 +19,27 @@ typedef struct mui_kernels {
     mu_status (*gemm)(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
                       const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
     size_t (*norm_mask_bytes)(mui_engine *e, const mui_norm_shape *s);
-    mu_status (*norm_forward)(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
-                              const float *beta, float *y, float *mean, float *var, void *mask);
+    mu_status (*norm_forward)(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
+                              const float *beta, void *y, float *mean, float *var, void *mask);
     /* evaluate: mean and var are constants, mask is NULL. */
-    mu_status (*norm_backward)(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y, const float *dy,
-                               const float *gamma, const float *mean, const float *var, const void *mask, float *dx,
+    mu_status (*norm_backward)(mui_engine *e, const mui_norm_shape *s, const void *x, const void *y, const void *dy,
+                               const float *gamma, const float *mean, const float *var, const void *mask, void *dx,
                                float *dgamma, float *dbeta, bool accumulate, bool evaluate);
-    mu_status (*norm_forward_eval)(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
-                                   const float *beta, const float *mean, const float *var, float *y);
+    mu_status (*norm_forward_eval)(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
+                                   const float *beta, const float *mean, const float *var, void *y);
     const mui_layout *(*pool_out_layout)(mui_engine *e, const mui_pool2d_shape *s);
     size_t (*pool_workspace_bytes)(mui_engine *e, const mui_pool2d_shape *s);
-    mu_status (*pool_forward)(mui_engine *e, const mui_pool2d_shape *s, const float *x, float *y, void *workspace);
-    mu_status (*pool_backward)(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
-                               float *dx);
+    mu_status (*pool_forward)(mui_engine *e, const mui_pool2d_shape *s, const void *x, void *y, void *workspace);
+    mu_status (*pool_backward)(mui_engine *e, const mui_pool2d_shape *s, const void *dy, const void *workspace,
+                               void *dx);
 } mui_kernels;
 
 /* A plan knows who made it, since a backend may leave a shape to the reference. Backends extend this struct. */
 typedef struct mui_conv2d_impl {
     mui_conv2d_plan plan; /* first: the public pointer is this one */
-    mu_status (*forward)(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *w, const void *bias,
+    mu_status (*forward)(mui_engine *e, const mui_conv2d_plan *p, const void *x, const float *w, const float *bias,
                          void *y);
-    mu_status (*backward_data)(mui_engine *e, const mui_conv2d_plan *p, const void *dy, const void *w, void *dx);
+    mu_status (*backward_data)(mui_engine *e, const mui_conv2d_plan *p, const void *dy, const float *w, void *dx);
     mu_status (*backward_weights)(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *dy, float *dw,
                                   float *db, bool accumulate_w, bool accumulate_b);
 } mui_conv2d_impl;
@@ -136,18 +137,20 @@ extern const mui_kernels mui_ref_kernels;
 const mui_conv2d_plan *mui_ref_conv2d_plan(mui_engine *e, const mui_conv2d_shape *shape, const mui_layout *w);
 mu_status mui_ref_gemm(mui_engine *e, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
                        const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
-mu_status mui_ref_norm_forward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
-                               const float *beta, float *y, float *mean, float *var, void *mask);
-mu_status mui_ref_norm_backward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
-                                const float *dy, const float *gamma, const float *mean, const float *var,
-                                const void *mask, float *dx, float *dgamma, float *dbeta, bool accumulate,
-                                bool evaluate);
-mu_status mui_ref_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
-                                    const float *beta, const float *mean, const float *var, float *y);
+mu_status mui_ref_norm_forward(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
+                               const float *beta, void *y, float *mean, float *var, void *mask);
+mu_status mui_ref_norm_backward(mui_engine *e, const mui_norm_shape *s, const void *x, const void *y, const void *dy,
+                                const float *gamma, const float *mean, const float *var, const void *mask, void *dx,
+                                float *dgamma, float *dbeta, bool accumulate, bool evaluate);
+mu_status mui_ref_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
+                                    const float *beta, const float *mean, const float *var, void *y);
 size_t mui_ref_pool_workspace_bytes(mui_engine *e, const mui_pool2d_shape *s);
-mu_status mui_ref_pool_forward(mui_engine *e, const mui_pool2d_shape *s, const float *x, float *y, void *workspace);
-mu_status mui_ref_pool_backward(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
-                                float *dx);
+mu_status mui_ref_pool_forward(mui_engine *e, const mui_pool2d_shape *s, const void *x, void *y, void *workspace);
+mu_status mui_ref_pool_backward(mui_engine *e, const mui_pool2d_shape *s, const void *dy, const void *workspace,
+                                void *dx);
+
+/* The end of what began with mui_timer_start: the counter of flops and the profile's come from this one call. */
+void mui_count_flops(mui_engine *e, mui_timer *t, double flops, double bytes);
 
 /* Every copy into another layout is counted by whoever starts it, once: here what and its size in the new layout. Its time
  * is t's until mui_timer_stop. */

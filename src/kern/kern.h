@@ -1,8 +1,9 @@
 /* Kernels: the one signature of each, and the engine that runs them.
  *
  * Two implementations fill this table: plain C (ref, the oracle and the fallback) and oneDNN (dnnl). Kernels know flat
- * memory, shapes and layouts; nothing of tensors, tapes or modules. All data is float32 unless said: shapes with bf16 set have bfloat16 images and
- * convolution weights, `void *` below, and float32 for everything else, gradients of weights included (kern/bf16.h).
+ * memory, shapes and layouts; nothing of tensors, tapes or modules. All data is float32 unless said: shapes with bf16 set
+ * have bfloat16 images, `void *` below (kern/bf16.h). Their weights and biases are float32 like all else, and rounded in
+ * kernels that multiply by them.
  *
  * Layouts. `const mui_layout *` is interned: pointer equality is layout equality, NULL is plain row-major without gaps.
  * A layout other than NULL is a backend's blocked form of one particular shape; its bytes may exceed the product of
@@ -51,7 +52,7 @@ typedef struct mui_conv2d_shape {
     int64_t stride[2], pad[2], dilation[2], groups; /* dilation 1: dense */
     bool bias;      /* forward is given one, and backward may give its gradient */
     bool inference; /* no backward is meant; so far the same kernels */
-    bool bf16;      /* x, w, bias, y, dx and dy are bfloat16; dw and db are float32 */
+    bool bf16;      /* x, y, dx and dy */
 } mui_conv2d_shape;
 /* What the kernels below want and give; backends extend it. Belongs to the engine, cached by (shape, layout of w). */
 typedef struct mui_conv2d_plan {
@@ -64,9 +65,9 @@ const mui_conv2d_plan *mui_conv2d_plan_get(mui_engine *e, const mui_conv2d_shape
 /* The layout in which a weight (oc, ic/groups, kh, kw) is best stored for good: a function of these numbers, the CPU and
  * the options only, never of the input's size, so all ranks of one kind of machine agree. */
 const mui_layout *mui_conv2d_weight_layout(mui_engine *e, mu_dims weight, int64_t groups, int64_t stride);
-mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *w,
-                             const void *bias /* (oc), NULL unless shape.bias */, void *y) MU_MUST_USE;
-mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, const void *dy, const void *w,
+mu_status mui_conv2d_forward(mui_engine *e, const mui_conv2d_plan *p, const void *x, const float *w,
+                             const float *bias /* (oc), NULL unless shape.bias */, void *y) MU_MUST_USE;
+mu_status mui_conv2d_backward_data(mui_engine *e, const mui_conv2d_plan *p, const void *dy, const float *w,
                                    void *dx /* overwritten */) MU_MUST_USE;
 /* accumulate: add to dw and db, else overwrite (padding as zero). dw may be NULL; db too, and is without shape.bias. */
 mu_status mui_conv2d_backward_weights(mui_engine *e, const mui_conv2d_plan *p, const void *x, const void *dy,
@@ -84,7 +85,7 @@ typedef struct mui_norm_shape {
     const mui_layout *layout; /* of x, y and their gradients */
     bool relu;                /* y = max(0, .); the gradient passes where y > 0 */
     float eps;
-    bool bf16;                /* x, y and their gradients; the rest is float32 */
+    bool bf16;                /* x, y and their gradients */
 } mui_norm_shape;
 /* Training: writes batch mean and biased variance (c each). gamma and beta may be NULL (1 and 0). */
 mu_status mui_batch_norm_forward(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,

@@ -46,16 +46,16 @@ static double plane_weight(const mui_conv2d_shape *s, mui_tap t, const float *x,
     return sum;
 }
 
-static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const void *images, const void *weight,
-                         const void *bias, void *result)
+static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const void *images, const float *w,
+                         const float *bias, void *result)
 {
     const mui_conv2d_shape *s = &p->shape;
-    const float *x = images, *b = bias;
+    const float *x = images;
     float *y = result;
     if (s->n == 0 || s->oh == 0 || s->ow == 0) {
         return MU_OK;
     }
-    const float *w = mui_to_plain(e, weight_dims(s), p->w, weight, MUI_SCRATCH_W);
+    w = mui_to_plain(e, weight_dims(s), p->w, w, MUI_SCRATCH_W);
     if (w == NULL && s->ic > 0) {
         return MU_ERR_NOMEM;
     }
@@ -63,7 +63,7 @@ static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const void *im
     for (int64_t n = 0; n < s->n; n++) {
         for (int64_t k = 0; k < s->oc; k++) {
             float *out = y + (n * s->oc + k) * out_plane;
-            mui_fill(out, out_plane, b != NULL ? b[k] : 0.0f);
+            mui_fill(out, out_plane, bias != NULL ? bias[k] : 0.0f);
             for (int64_t c = 0; c < ic; c++) {
                 const float *in = x + (n * s->ic + k / oc * ic + c) * in_plane;
                 const float *taps = w + (k * ic + c) * s->kh * s->kw;
@@ -76,7 +76,7 @@ static mu_status forward(mui_engine *e, const mui_conv2d_plan *p, const void *im
     return MU_OK;
 }
 
-static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *p, const void *gradient, const void *weight,
+static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *p, const void *gradient, const float *w,
                                void *result)
 {
     const mui_conv2d_shape *s = &p->shape;
@@ -87,7 +87,7 @@ static mu_status backward_data(mui_engine *e, const mui_conv2d_plan *p, const vo
     if (s->n == 0 || s->ic == 0 || s->oc == 0 || out_plane == 0) {
         return MU_OK;
     }
-    const float *w = mui_to_plain(e, weight_dims(s), p->w, weight, MUI_SCRATCH_W);
+    w = mui_to_plain(e, weight_dims(s), p->w, w, MUI_SCRATCH_W);
     if (w == NULL) {
         return MU_ERR_NOMEM;
     }

@@ -62,8 +62,8 @@ static void statistics(const mui_norm_shape *s, const float *x, float *mean, flo
     }
 }
 
-mu_status mui_ref_norm_forward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
-                               const float *beta, float *y, float *mean, float *var, void *mask)
+mu_status mui_ref_norm_forward(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
+                               const float *beta, void *y, float *mean, float *var, void *mask)
 {
     (void)mask;
     const float *in = mui_to_plain(e, dims_of(s), s->layout, x, MUI_SCRATCH_X);
@@ -76,8 +76,8 @@ mu_status mui_ref_norm_forward(mui_engine *e, const mui_norm_shape *s, const flo
     return finish(e, s, out, y);
 }
 
-mu_status mui_ref_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const float *x, const float *gamma,
-                                    const float *beta, const float *mean, const float *var, float *y)
+mu_status mui_ref_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, const void *x, const float *gamma,
+                                    const float *beta, const float *mean, const float *var, void *y)
 {
     const float *in = mui_to_plain(e, dims_of(s), s->layout, x, MUI_SCRATCH_X);
     float *out = start(e, s, y);
@@ -104,10 +104,9 @@ static void channel_sums(const mui_norm_shape *s, int64_t k, const float *x, con
     }
 }
 
-mu_status mui_ref_norm_backward(mui_engine *e, const mui_norm_shape *s, const float *x, const float *y,
-                                const float *dy, const float *gamma, const float *mean, const float *var,
-                                const void *mask, float *dx, float *dgamma, float *dbeta, bool accumulate,
-                                bool evaluate)
+mu_status mui_ref_norm_backward(mui_engine *e, const mui_norm_shape *s, const void *x, const void *y, const void *dy,
+                                const float *gamma, const float *mean, const float *var, const void *mask, void *dx,
+                                float *dgamma, float *dbeta, bool accumulate, bool evaluate)
 {
     (void)mask;
     const float *in = mui_to_plain(e, dims_of(s), s->layout, x, MUI_SCRATCH_X);

@@ -66,9 +66,10 @@ size_t mui_ref_pool_workspace_bytes(mui_engine *e, const mui_pool2d_shape *s)
     return (size_t)(s->n * s->c * s->oh * s->ow) * sizeof(int32_t);
 }
 
-mu_status mui_ref_pool_forward(mui_engine *e, const mui_pool2d_shape *s, const float *x, float *y, void *workspace)
+mu_status mui_ref_pool_forward(mui_engine *e, const mui_pool2d_shape *s, const void *image, void *result, void *workspace)
 {
-    x = mui_to_plain(e, in_dims(s), s->x, x, MUI_SCRATCH_X);
+    const float *x = mui_to_plain(e, in_dims(s), s->x, image, MUI_SCRATCH_X);
+    float *y = result;
     if (x == NULL) {
         return MU_ERR_NOMEM;
     }
@@ -97,9 +98,10 @@ static void spread_average(const mui_pool2d_shape *s, window v, float dy, float 
     }
 }
 
-mu_status mui_ref_pool_backward(mui_engine *e, const mui_pool2d_shape *s, const float *dy, const void *workspace,
-                                float *dx)
+mu_status mui_ref_pool_backward(mui_engine *e, const mui_pool2d_shape *s, const void *gradient, const void *workspace,
+                                void *dx)
 {
+    const float *dy = gradient;
     const int32_t *where = workspace;
     size_t bytes = mui_bytes_in_layout(in_dims(s), NULL);
     float *out = s->x == NULL ? dx : mui_engine_scratch(e, MUI_SCRATCH_DX, bytes);

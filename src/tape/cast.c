@@ -2,15 +2,6 @@
  * type. */
 #include "tape/op_rows.h"
 
-static void convert(const void *from, mu_dtype to, void *out, int64_t n)
-{
-    if (to == MU_BF16) {
-        mui_bf16_round(n, from, out);
-    } else {
-        mui_bf16_widen(n, from, out);
-    }
-}
-
 static mu_status cast_backward(mui_backward *b, mui_node *n)
 {
     const mui_layout *layout = n->out->layout;
@@ -22,7 +13,7 @@ static mu_status cast_backward(mui_backward *b, mui_node *n)
     if (dx == NULL) {
         return mui_backward_failed(n);
     }
-    convert(dy, n->in[0]->dtype, dx, mui_floats_in_layout(n->out->dims, layout));
+    mui_bf16_cast(mui_backward_engine(b), mui_floats_in_layout(n->out->dims, layout), dy, dx, mui_is_bf16(n->in[0]));
     return MU_OK;
 }
 
@@ -39,7 +30,7 @@ mu_tensor *mui_cast(mu_tape *t, mu_tensor *x, mu_dtype to)
     if (y == NULL) {
         return NULL;
     }
-    convert(in->data, to, y->data, mui_floats_in_layout(x->dims, in->layout));
+    mui_bf16_cast(mui_tape_engine(t), mui_floats_in_layout(x->dims, in->layout), in->data, y->data, mui_is_bf16(y));
     return mui_record(t, &mui_op_cast, y, &in, 1, NULL, 0, NULL, 0);
 }
 

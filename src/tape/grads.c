@@ -129,10 +129,11 @@ static mu_status add_to_parameter(mui_backward *b, mu_parameter *p, mui_storage 
 }
 
 /* to = a + b; to may be a. */
-static void sum_into(mui_backward *b, mu_dtype dtype, int64_t n, const mui_storage *a, const mui_storage *c, mui_storage *to)
+static void sum_into(mui_backward *b, mu_dtype dtype, int64_t n, const mui_storage *a, const mui_storage *c,
+                     mui_storage *to)
 {
     if (dtype == MU_BF16) {
-        mui_bf16_add(n, a->data, c->data, to->data);
+        mui_bf16_add(b->tape->engine, n, a->data, c->data, to->data);
     } else if (to == a) {
         mui_axpy(b->tape->engine, n, 1.0f, floats_of(c), floats_of(to));
     } else {

@@ -75,7 +75,7 @@ bool mui_floats_bad(mu_tape *t, const char *op, mu_tensor **in, int count);
 /* For ops that work on either type: all of in are float32, or all bfloat16; of a mixture, bfloat16 ones are cast. */
 bool mui_either_bad(mu_tape *t, const char *op, mu_tensor **in, int count);
 /* For ops that a tape with bf16 computes in bfloat16: casts the first `activations` of in to it, the rest (weights, biases)
- * are left float32 for mui_in_bf16. Without bf16 as mui_floats_bad. */
+ * to float32, which their kernels round. Without bf16 as mui_floats_bad. */
 bool mui_matrix_bad(mu_tape *t, const char *op, mu_tensor **in, int count, int activations);
 /* x with elements of that type, recorded: x itself if they are. float32 and bfloat16. */
 mu_tensor *mui_cast(mu_tape *t, mu_tensor *x, mu_dtype to);
@@ -86,8 +86,6 @@ mu_tensor *mui_tensor_view(mu_tape *t, mu_tensor *base, mu_dims dims, const int6
 /* x itself if it has that layout already (NULL: plain row-major), else a converted copy, recorded as nothing: the
  * gradient goes to x. Used at the start of ops. */
 mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout);
-/* The same in bfloat16. The gradient goes to x in x's own type: a weight's is summed in float32. NULL for NULL. */
-mu_tensor *mui_in_bf16(mu_tape *t, mu_tensor *x, const mui_layout *layout);
 /* Bytes of a float32 or bfloat16 tensor of these dims in that layout. */
 size_t mui_bytes_as(mu_dims dims, mu_dtype dtype, const mui_layout *layout);
 /* Records y = op(in...) when grad mode is on and an input requires grad; sets y->requires_grad and y->node. `attr` of
@@ -115,7 +113,7 @@ void mui_tape_draw(mu_tape *t, uint64_t *key, uint64_t *stream);
  * and column, between that many channels of zeros. */
 mu_tensor *mui_subsample_pad(mu_tape *t, mu_tensor *x, int64_t step, int64_t before, int64_t after);
 
-/* -- for backward functions: a gradient has the type of its tensor, of what that is a converted copy of ------------ */
+/* -- for backward functions: a gradient has the type of its tensor ---------------------------------------------- */
 bool mui_wants_grad(const mui_backward *b, const mui_node *n, int input);
 /* Gradient of the node's output in `layout` (converted if need be); valid during the call. */
 const void *mui_grad_in(mui_backward *b, mui_node *n, const mui_layout *layout);

@@ -82,7 +82,7 @@ static mu_tensor *binary(mu_tape *t, const mui_op *op, mui_binary kind, mu_tenso
         return NULL;
     }
     if (mui_is_bf16(y)) { /* an addition of equal shapes */
-        mui_bf16_add(mui_floats_in_layout(out, y->layout), mui_cbf16(in[0]), mui_cbf16(in[1]), mui_bf16(y));
+        mui_bf16_add(mui_tape_engine(t), mui_floats_in_layout(out, y->layout), mui_cbf16(in[0]), mui_cbf16(in[1]), mui_bf16(y));
     } else {
         apply(mui_tape_engine(t), kind, out, at.flat, in[0], mui_cfloats(in[0]), in[1], mui_cfloats(in[1]),
               mui_floats(y));
@@ -200,7 +200,7 @@ static mu_status add_relu_backward(mui_backward *b, mui_node *n)
     }
     int64_t elements = mui_floats_in_layout(n->out->dims, layout);
     if (mui_is_bf16(n->out)) {
-        mui_bf16_relu_backward(elements, mui_cbf16(n->out), dy, d);
+        mui_bf16_relu_backward(mui_backward_engine(b), elements, mui_cbf16(n->out), dy, d);
     } else {
         mui_unary_backward(mui_backward_engine(b), MUI_RELU, elements, NULL, mui_cfloats(n->out), dy, d, 0.0f, false);
     }
@@ -227,7 +227,7 @@ mu_tensor *mu_add_relu(mu_tape *t, mu_tensor *a, mu_tensor *b)
     }
     int64_t elements = mui_floats_in_layout(out, y->layout);
     if (mui_is_bf16(y)) {
-        mui_bf16_add_relu(elements, mui_cbf16(in[0]), mui_cbf16(in[1]), mui_bf16(y));
+        mui_bf16_add_relu(mui_tape_engine(t), elements, mui_cbf16(in[0]), mui_cbf16(in[1]), mui_bf16(y));
     } else {
         mui_add_relu_forward(mui_tape_engine(t), elements, mui_cfloats(in[0]), mui_cfloats(in[1]), mui_floats(y));
     }

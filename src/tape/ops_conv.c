@@ -58,7 +58,7 @@ static mu_status conv_backward(mui_backward *b, mui_node *n)
         return MU_OK;
     }
     void *dx = mui_grad_put(b, n, 0, p->x);
-    return dx != NULL ? mui_conv2d_backward_data(e, p, dy, n->in[1]->data, dx) : mui_backward_failed(n);
+    return dx != NULL ? mui_conv2d_backward_data(e, p, dy, mui_cfloats(n->in[1]), dx) : mui_backward_failed(n);
 }
 
 static bool conv_options_bad(mu_tape *t, const mu_conv2d_options *o)
@@ -128,11 +128,13 @@ mu_tensor *mu_conv2d(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor *bia
     mu_tensor *in[3] = {x, weight, bias};
     int count = bias != NULL ? 3 : 2;
     mui_conv2d_shape s;
-    if (mui_matrix_bad(t, "conv2d", in, count, 1) || conv_options_bad(t, o) ||
-        !conv_shape_of(t, x, weight, bias, o, &s)) {
+    if (mui_matrix_bad(t, "conv2d", in, count, 1)) {
         return NULL;
     }
-    x = in[0];
+    x = in[0], weight = in[1], bias = in[2];
+    if (conv_options_bad(t, o) || !conv_shape_of(t, x, weight, bias, o, &s)) {
+        return NULL;
+    }
     mu_dtype dtype = x->dtype;
     s.bf16 = dtype == MU_BF16;
     mu_dims out = MU_DIMS(s.n, s.oc, s.oh, s.ow);
@@ -153,11 +155,12 @@ mu_tensor *mu_conv2d(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor *bia
         return NULL;
     }
     in[0] = mui_in_layout(t, x, a.plan->x);
-    in[1] = s.bf16 ? mui_in_bf16(t, weight, a.plan->w) : mui_in_layout(t, weight, a.plan->w);
-    in[2] = s.bf16 ? mui_in_bf16(t, bias, NULL) : mui_in_layout(t, bias, NULL);
+    in[1] = mui_in_layout(t, weight, a.plan->w);
+    in[2] = mui_in_layout(t, bias, NULL);
     mu_tensor *y = in[0] != NULL && in[1] != NULL ? mui_tensor_new(t, out, dtype, a.plan->y) : NULL;
     if (y == NULL || (bias != NULL && in[2] == NULL) ||
-        mui_conv2d_forward(e, a.plan, in[0]->data, in[1]->data, bias != NULL ? in[2]->data : NULL, y->data) != MU_OK) {
+        mui_conv2d_forward(e, a.plan, in[0]->data, mui_cfloats(in[1]), bias != NULL ? mui_cfloats(in[2]) : NULL, y->data) !=
+            MU_OK) {
         return NULL;
     }
     uint32_t reads = (mui_tensor_wants_grad(weight) ? MUI_READS_IN(0) : 0) |

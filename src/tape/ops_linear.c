@@ -42,13 +42,13 @@ static mu_status linear_backward_bf16(mui_backward *b, mui_node *n, const uint16
         if (db == NULL || wide == NULL) {
             return mui_backward_failed(n);
         }
-        mui_bf16_widen(rows * out, dy, wide);
+        mui_bf16_cast(e, rows * out, dy, wide, false);
         sum_rows(e, rows, out, wide, db, add);
     }
     if (s == MU_OK && mui_wants_grad(b, n, 0)) {
         uint16_t *dx = mui_grad_put(b, n, 0, NULL);
         s = dx == NULL ? mui_backward_failed(n)
-                       : mui_bf16_gemm(e, false, false, rows, in, out, dy, mui_cbf16(w), NULL, dx);
+                       : mui_bf16_linear(e, false, rows, in, out, dy, mui_cfloats(w), NULL, dx);
     }
     return s;
 }
@@ -108,7 +108,7 @@ mu_tensor *mu_linear_op(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor *
     mu_dims dims = x->dims;
     dims.dim[dims.ndim - 1] = out;
     for (int i = 0; i < count; i++) {
-        in[i] = bf16 ? mui_in_bf16(t, in[i], NULL) : mui_in_layout(t, in[i], NULL);
+        in[i] = mui_in_layout(t, in[i], NULL);
         if (in[i] == NULL) {
             return NULL;
         }
@@ -121,8 +121,8 @@ mu_tensor *mu_linear_op(mu_tape *t, mu_tensor *x, mu_tensor *weight, mu_tensor *
     uint32_t reads = (mui_tensor_wants_grad(weight) ? MUI_READS_IN(0) : 0) |
                      (mui_tensor_wants_grad(x) ? MUI_READS_IN(1) : 0);
     if (bf16) {
-        mu_status s = mui_bf16_gemm(e, false, true, rows, out, k, mui_cbf16(in[0]), mui_cbf16(in[1]),
-                                    bias != NULL ? mui_cbf16(in[2]) : NULL, mui_bf16(y));
+        mu_status s = mui_bf16_linear(e, true, rows, out, k, mui_cbf16(in[0]), mui_cfloats(in[1]),
+                                      bias != NULL ? mui_cfloats(in[2]) : NULL, mui_bf16(y));
         return s == MU_OK ? mui_record_reads(t, &mui_op_linear, y, in, count, NULL, 0, NULL, 0, reads) : NULL;
     }
     if (bias != NULL) {
@@ -175,12 +175,12 @@ static mu_status matmul_backward_bf16(mui_backward *b, mui_node *n, const uint16
     if (mui_wants_grad(b, n, 0)) {
         uint16_t *dx = mui_grad_put(b, n, 0, NULL);
         s = dx == NULL ? mui_backward_failed(n)
-                       : mui_bf16_gemm(e, false, true, rows, inner, cols, dy, mui_cbf16(z), NULL, dx);
+                       : mui_bf16_gemm(e, false, true, rows, inner, cols, dy, mui_cbf16(z), dx);
     }
     if (s == MU_OK && mui_wants_grad(b, n, 1)) {
         uint16_t *dz = mui_grad_put(b, n, 1, NULL);
         s = dz == NULL ? mui_backward_failed(n)
-                       : mui_bf16_gemm(e, true, false, inner, cols, rows, mui_cbf16(x), dy, NULL, dz);
+                       : mui_bf16_gemm(e, true, false, inner, cols, rows, mui_cbf16(x), dy, dz);
     }
     return s;
 }
@@ -231,7 +231,7 @@ mu_tensor *mu_matmul(mu_tape *t, mu_tensor *a, mu_tensor *b)
         (mui_tensor_wants_grad(b) ? MUI_READS_IN(0) : 0) | (mui_tensor_wants_grad(a) ? MUI_READS_IN(1) : 0);
     if (y != NULL && mui_is_bf16(y)) {
         mu_status s = mui_bf16_gemm(mui_tape_engine(t), false, false, dims.dim[0], dims.dim[1], a->dims.dim[1],
-                                    mui_cbf16(in[0]), mui_cbf16(in[1]), NULL, mui_bf16(y));
+                                    mui_cbf16(in[0]), mui_cbf16(in[1]), mui_bf16(y));
         return s == MU_OK ? mui_record_reads(t, &mui_op_matmul, y, in, 2, NULL, 0, NULL, 0, reads) : NULL;
     }
     if (y == NULL || mui_gemm(mui_tape_engine(t), false, false, dims.dim[0], dims.dim[1], a->dims.dim[1], 1.0f,

@@ -8,7 +8,8 @@ typedef struct mui_norm_args {
     mu_tensor *x, *weight, *bias, *running_mean, *running_var;
 } mui_norm_args;
 
-/* x may be bfloat16 where the tape has that. Raises what is wrong with the arguments of op. alone: this rank's values are all there are. */
+/* Raises what is wrong with the arguments of op. x may be bfloat16 where the tape has that. alone: this rank's values are
+ * all there are. */
 bool mui_norm_bad(mu_tape *t, const char *op, mui_norm_args *a, const mu_batch_norm_options *o, bool alone);
 mui_norm_shape mui_norm_shape_of(const mu_tensor *x, const mu_batch_norm_options *o);
 /* Moves running statistics by those of a batch with `count` values per channel; var is biased. */

@@ -40,7 +40,7 @@ const mui_op mui_op_subsample = {
 
 mu_tensor *mui_subsample_pad(mu_tape *t, mu_tensor *x, int64_t step, int64_t before, int64_t after)
 {
-    if (mui_floats_bad(t, "subsample_pad", &x, 1)) {
+    if (mui_either_bad(t, "subsample_pad", &x, 1)) {
         return NULL;
     }
     if (x->dims.ndim != 4 || step < 1 || before < 0 || after < 0) {

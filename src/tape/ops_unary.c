@@ -18,7 +18,7 @@ static mu_status unary_backward(mui_backward *b, mui_node *n)
         return mui_backward_failed(n);
     }
     if (mui_is_bf16(n->out)) {
-        mui_bf16_relu_backward(mui_floats_in_layout(n->out->dims, layout), mui_cbf16(n->out), dy, dx);
+        mui_bf16_relu_backward(mui_backward_engine(b), mui_floats_in_layout(n->out->dims, layout), mui_cbf16(n->out), dy, dx);
         return mui_grad_pass(b, n, 0);
     }
     const float *x = mui_unary_needs_input(at->kind) ? mui_cfloats(n->in[0]) : NULL;
@@ -42,7 +42,7 @@ static mu_tensor *unary(mu_tape *t, const mui_op *op, mui_unary kind, mu_tensor 
     }
     int64_t elements = mui_floats_in_layout(x->dims, in->layout);
     if (mui_is_bf16(x)) { /* relu, all others were given float32 */
-        mui_bf16_relu(elements, mui_cbf16(in), mui_bf16(y));
+        mui_bf16_relu(mui_tape_engine(t), elements, mui_cbf16(in), mui_bf16(y));
     } else {
         mui_unary_forward(mui_tape_engine(t), kind, elements, mui_cfloats(in), mui_floats(y), a);
     }

@@ -3,7 +3,6 @@
 #include "base/alloc.h"
 #include "base/os.h"
 #include "base/rng.h"
-#include "kern/bf16.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -137,7 +136,9 @@ bool mui_either_bad(mu_tape *t, const char *op, mu_tensor **in, int count)
 
 bool mui_matrix_bad(mu_tape *t, const char *op, mu_tensor **in, int count, int activations)
 {
-    return count_bf16(t, op, in, count) < 0 || (t->options.bf16 && !cast_all(t, in, activations, MU_BF16));
+    return count_bf16(t, op, in, count) < 0 ||
+           (t->options.bf16 && (!cast_all(t, in, activations, MU_BF16) ||
+                                !cast_all(t, in + activations, count - activations, MU_F32)));
 }
 
 /* A tensor of the tape like x, whose reference to memory it takes over, also on failure. */
@@ -246,23 +247,6 @@ mu_tensor *mui_in_layout(mu_tape *t, mu_tensor *x, const mui_layout *layout)
         y->next_converted = x->converted;
         x->converted = y;
     }
-    return y;
-}
-
-mu_tensor *mui_in_bf16(mu_tape *t, mu_tensor *x, const mui_layout *layout)
-{
-    mu_tensor *from = mui_in_layout(t, x, layout);
-    if (from == NULL || from->dtype == MU_BF16) {
-        return from;
-    }
-    mu_tensor *y = new_tensor(t, x->dims, MU_BF16, layout, true);
-    if (y == NULL) {
-        return NULL;
-    }
-    mui_bf16_round(mui_floats_in_layout(x->dims, layout), (const float *)(const void *)from->data,
-                   (uint16_t *)(void *)y->data);
-    y->alias_of = mui_base_of(x);
-    y->requires_grad = x->requires_grad;
     return y;
 }
 

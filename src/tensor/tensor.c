@@ -175,13 +175,13 @@ static mu_status first_error(const mu_tensor *t, mu_status s)
     return s != MU_OK && mui_failed(t->context) ? mu_context_status(t->context) : s;
 }
 
-/* Elements row-major in the tensor's own type. */
 mu_status mui_tensor_reorder(mui_engine *e, mu_dims dims, mu_dtype dtype, const mui_layout *from, const void *src,
                              const mui_layout *to, void *dst)
 {
     return dtype == MU_BF16 ? mui_bf16_reorder(e, dims, from, src, to, dst) : mui_reorder(e, dims, from, src, to, dst);
 }
 
+/* Elements row-major in the tensor's own type. */
 static mu_status copy_out(const mu_tensor *t, void *out)
 {
     if (mui_dims_elements(t->dims) == 0) {

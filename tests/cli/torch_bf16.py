@@ -16,7 +16,7 @@ UNIT = 2.0 ** -8  # one rounding
 
 
 def autocast(model, initial, batches):
-    net = steps.build(model, initial)
+    net = steps.build(model)
     net.load_state_dict(initial, strict=True)
     sgd = torch.optim.SGD(net.parameters(), lr=steps.SHAPES[model][3], momentum=steps.MOMENTUM, weight_decay=steps.DECAY)
     losses = []

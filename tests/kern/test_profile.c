@@ -1,6 +1,7 @@
 /* The profile: calls, flops and bytes exact, times that do not count a moment twice. */
 #include "base/os.h"
 #include "base/profile.h"
+#include "kern/bf16.h"
 #include "kern/kern_util.h"
 
 #include <muster/muster.h>
@@ -75,6 +76,75 @@ static void kernels_are_counted(void **state)
     }
 }
 
+/* What a bfloat16 kernel is made of is its own: flops once, bytes of what it was given. */
+static void bf16_is_counted_as_it_is(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        mu_context *c = mu_context_open(&(mu_context_options){
+            .profile = true, .kernels = kind == REFERENCE ? MU_KERNELS_REFERENCE : MU_KERNELS_DEFAULT});
+        mui_engine *e = mui_engine_of(c);
+        mui_conv2d_shape s;
+        memset(&s, 0, sizeof(s));
+        s.n = 2;
+        s.ic = s.oc = 16;
+        s.ih = s.iw = s.oh = s.ow = 6;
+        s.kh = s.kw = 3;
+        s.stride[0] = s.stride[1] = s.pad[0] = s.pad[1] = s.dilation[0] = s.dilation[1] = s.groups = 1;
+        s.bf16 = true;
+        const mui_conv2d_plan *p = mui_conv2d_plan_get(e, &s, NULL);
+        assert_non_null(p);
+        enum { PIXELS = 2 * 16 * 36 };
+        float *w = random_floats(c, 16 * 16 * 9, 1), *stat[4];
+        uint16_t *x = (uint16_t *)floats(c, PIXELS), *y = (uint16_t *)floats(c, PIXELS); /* twice the room */
+        for (int i = 0; i < 4; i++) {
+            stat[i] = random_floats(c, 16, 2);
+        }
+        mui_bf16_round(16 * 16 * 4, w, x);
+        assert_int_equal(mui_conv2d_forward(e, p, x, w, NULL, y), MU_OK);
+        assert_int_equal(mui_conv2d_backward_data(e, p, y, w, x), MU_OK);
+        assert_int_equal(mui_conv2d_backward_weights(e, p, x, y, w, NULL, true, false), MU_OK);
+        mui_norm_shape n = {2, 16, 6, 6, p->y, false, 1e-5f, true};
+        assert_int_equal(mui_batch_norm_forward(e, &n, x, NULL, NULL, y, stat[0], stat[1], NULL), MU_OK);
+        assert_int_equal(mui_batch_norm_backward(e, &n, x, y, y, NULL, stat[0], stat[1], NULL, y, NULL, NULL, false), MU_OK);
+        mui_pool2d_shape q = {2, 16, 6, 6, 3, 3, 2, 2, {2, 2}, {0, 0}, MUI_POOL_AVG, p->y, true};
+        assert_int_equal(mui_pool2d_forward(e, &q, x, y, NULL), MU_OK);
+        assert_int_equal(mui_pool2d_backward(e, &q, y, NULL, x), MU_OK);
+        assert_int_equal(mui_bf16_gemm(e, false, true, 7, 8, 9, x, x, y), MU_OK);
+        assert_int_equal(mui_bf16_linear(e, true, 7, 8, 9, x, w, stat[2], y), MU_OK);
+        assert_int_equal(mui_bf16_gemm_f32(e, true, false, 7, 8, 9, x, x, w, false), MU_OK);
+        mui_bf16_add(e, 10, x, x, y);
+        const double conv_flops = 2.0 * 9 * PIXELS * 16, conv_bytes = 2.0 * 2 * PIXELS + 4.0 * 16 * 16 * 9;
+        const struct {
+            const char *kind;
+            double calls, flops, bytes;
+        } want[] = {{"conv_forward", 1, conv_flops, conv_bytes},
+                    {"conv_backward_data", 1, conv_flops, conv_bytes},
+                    {"conv_backward_weights", 1, conv_flops, conv_bytes},
+                    {"batch_norm_forward", 1, 0, 2 * 2.0 * PIXELS},
+                    {"batch_norm_backward", 1, 0, 3 * 2.0 * PIXELS},
+                    {"pool_forward", 1, 0, 2.0 * (PIXELS + PIXELS / 4)},
+                    {"pool_backward", 1, 0, 2.0 * (PIXELS + PIXELS / 4)},
+                    {"gemm", 3, 3 * 2.0 * 7 * 8 * 9,
+                     2.0 * (7 * 9 + 9 * 8 + 7 * 8) + 2.0 * (7 * 9 + 7 * 8) + 4.0 * 9 * 8 + 2.0 * (7 * 9 + 9 * 8) + 4.0 * 7 * 8},
+                    {"elementwise", 1, 0, 60}};
+        double flops = 0;
+        for (size_t i = 0; i < sizeof(want) / sizeof(want[0]); i++) {
+            mu_profile_row r = row_of(c, want[i].kind);
+            flops += want[i].flops;
+            if ((double)r.calls != want[i].calls || r.flops != want[i].flops || r.bytes != want[i].bytes) {
+                fail_msg("%s: %llu calls, %.0f flops, %.0f bytes; not %.0f, %.0f, %.0f", want[i].kind,
+                         (unsigned long long)r.calls, r.flops, r.bytes, want[i].calls, want[i].flops, want[i].bytes);
+            }
+        }
+        mu_counters now;
+        mu_context_counters(c, &now);
+        assert_true((double)now.flops == flops);
+        free_floats(c);
+        mu_context_close(c);
+    }
+}
+
 static void spin(double seconds)
 {
     for (double until = mui_now() + seconds; mui_now() < until;) {
@@ -143,6 +213,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_the_option_there_is_none), cmocka_unit_test(kernels_are_counted),
+        cmocka_unit_test(bf16_is_counted_as_it_is),
         cmocka_unit_test(no_moment_counts_twice), cmocka_unit_test(threads_add_up)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

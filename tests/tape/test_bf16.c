@@ -57,6 +57,15 @@ static made conv_odd(mu_tape *t)
     return m;
 }
 
+/* A weight that was computed: it comes in bfloat16, and its gradient goes back in it. */
+static made conv_made(mu_tape *t)
+{
+    made m = {{leaf(t, MU_DIMS(2, 6, 7, 5), 1, true), leaf(t, MU_DIMS(4, 6, 2, 3), 2, true), leaf(t, MU_DIMS(4), 3, true)},
+              NULL};
+    m.y = mu_conv2d(t, m.leaf[0], mu_relu(t, narrow(t, m.leaf[1])), mu_relu(t, narrow(t, m.leaf[2])), NULL);
+    return m;
+}
+
 static made linear(mu_tape *t)
 {
     made m = {{leaf(t, MU_DIMS(5, 33), 1, true), leaf(t, MU_DIMS(7, 33), 2, true), leaf(t, MU_DIMS(7), 3, true)}, NULL};
@@ -181,6 +190,7 @@ typedef struct opcase {
 
 static const opcase cases[] = {
     {"conv", conv, 1, 1, 160},       {"conv_odd", conv_odd, 1, 1, 70}, {"linear", linear, 1, 1, 34},
+    {"conv_made", conv_made, 3, 1, 100},
     {"matmul", matmul, 2, 1, 33},    {"norm", norm, 1, 1, 100},        {"norm_relu", norm_relu, 1, 1, 100},
     {"norm_eval", norm_eval, 1, 1, 100}, {"relu", relu, 1, 0, 0},      {"add", add, 2, 1, 0},
     {"add_relu", add_relu, 2, 1, 0}, {"fork", fork, 1, 1, 0},          {"max_pool", max_pool, 1, 3, 0},
@@ -287,6 +297,51 @@ static void operands_are_rounded(void **state)
     assert_int_equal(mu_tensor_read(mu_tensor_grad(a), g, 2), MU_OK);
     assert_true(g[0] == 1.0F && g[1] == 3.0F);
     mu_context_close(c);
+}
+
+/* Convolution and linear with operands that bfloat16 cannot hold: bit for bit what they are with rounded ones. */
+static void run_rounding(mu_kernel_choice kernels, bool linear, bool already, float *out, int64_t count)
+{
+    mu_context *c = mu_context_open(&(mu_context_options){.kernels = kernels, .log_level = MU_LOG_QUIET});
+    mu_tape *t = mu_tape_new(c, &(mu_tape_options){.bf16 = true});
+    mu_dims x = linear ? MU_DIMS(6, 35) : MU_DIMS(2, 16, 5, 5), w = linear ? MU_DIMS(9, 35) : MU_DIMS(16, 16, 3, 3);
+    mu_tensor *in[3] = {leaf(t, x, 1, true), leaf(t, w, 2, true), leaf(t, MU_DIMS(w.dim[0]), 3, true)};
+    mui_rng r;
+    mui_rng_init(&r, 4, 4);
+    for (int k = 0; k < 3; k++) {
+        for (int64_t i = 0; i < mu_tensor_elements(in[k]); i++) {
+            float v = mui_rng_uniform(&r) - 0.5F;
+            mui_floats(in[k])[i] = already ? to_bf16(v) : v;
+        }
+    }
+    mu_tensor *y = linear ? mu_linear_op(t, in[0], in[1], in[2]) : mu_conv2d(t, in[0], in[1], in[2], NULL);
+    y = mu_tensor_retain(t, y);
+    mu_tensor *loss = mu_sum(t, mu_mul(t, y, leaf(t, mu_tensor_dims(y), 7, false)));
+    assert_int_equal(mu_backward(t, loss), MU_OK);
+    mu_tensor *all[4] = {y, mu_tensor_grad(in[0]), mu_tensor_grad(in[1]), mu_tensor_grad(in[2])};
+    for (int k = 0; k < 4; k++) {
+        int64_t n = mu_tensor_elements(all[k]);
+        assert_true(n <= count);
+        assert_int_equal(mu_tensor_read(all[k], out, n), MU_OK);
+        out += n;
+        count -= n;
+    }
+    assert_int_equal(mu_context_close(c), MU_OK);
+}
+
+static void weights_are_rounded(void **state)
+{
+    (void)state;
+    static float once[5000], twice[5000];
+    for (int i = 0; i < 4; i++) {
+        memset(once, 0, sizeof(once));
+        memset(twice, 0, sizeof(twice));
+        mu_kernel_choice kernels = i % 2 == 0 ? MU_KERNELS_REFERENCE : MU_KERNELS_DEFAULT;
+        run_rounding(kernels, i >= 2, false, once, 5000);
+        run_rounding(kernels, i >= 2, true, twice, 5000);
+        assert_true(once[0] != 0.0F);
+        assert_memory_equal(once, twice, sizeof(once));
+    }
 }
 
 /* Not in the list: float32 whatever they are given. */
@@ -397,6 +452,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operations),
         cmocka_unit_test(operands_are_rounded),
+        cmocka_unit_test(weights_are_rounded),
         cmocka_unit_test(others_are_float32),
         cmocka_unit_test(segments),
         cmocka_unit_test(conversions),
