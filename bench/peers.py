@@ -34,7 +34,7 @@ class Torch:
         self.python, self.version, self.blas = python, version, blas
         if any("/blas/" in b for b in blas):
             print(f"{python}: PyTorch {version} has the reference BLAS ({', '.join(blas)}), and its linear layers are slow "
-                  "for that; scripts/deps.sh bench installs OpenBLAS", flush=True)
+                  "for that; scripts/deps.sh bench installs OpenBLAS", file=sys.stderr, flush=True)
         self.name = "PyTorch " + ".".join(version.split("+")[0].split(".")[:2])
 
     def command(self, script, flags):

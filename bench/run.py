@@ -26,11 +26,11 @@ KINDS = {"step": workloads.step_contestants, "overhead": workloads.overhead_cont
 FIRST_LOSS, LATER_LOSS = 1e-4, 1e-2
 
 
-def run_json(name, command, extra, ranks):
-    """Runs it on as many cores as it has ranks and returns its JSON."""
-    cores = sorted(os.sched_getaffinity(0))[:ranks]
+def run_json(name, command, extra, cores, threads=1):
+    """Runs it on so many cores and returns its JSON."""
+    cores = sorted(os.sched_getaffinity(0))[:cores]
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    env.update(extra, OMP_NUM_THREADS="1")
+    env.update(extra, OMP_NUM_THREADS=str(threads))
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           timeout=1800, check=False, preexec_fn=lambda: os.sched_setaffinity(0, cores))
     if done.returncode != 0:
@@ -58,31 +58,36 @@ def compare_losses(w, results):
 
 
 def make_inputs(w, peers, folder, data):
-    """Returns the GFLOP of one rank's step."""
     command = peers.maker.command("torch_inputs.py", [folder, w["model"], str(w["channels"]), str(w["side"]),
                                                       str(w["classes"]), str(w["batch"] * w["ranks"])])
     command += ["--cifar-stem"] if w.get("cifar_stem") else []
-    done = subprocess.run(command + (["--data", data] if w.get("fashion") else []), stdout=subprocess.PIPE, check=True)
-    return 1e-9 * int(done.stdout) * w["batch"]
+    subprocess.run(command + (["--data", data] if w.get("fashion") else []), check=True)
 
 
 def run_workload(w, peers, o):
     out = {k: w[k] for k in ("name", "kind", "title", "ranks")}
+    threads = out["threads"] = w.get("threads", 1)
+    cores = w["ranks"] * threads
     with tempfile.TemporaryDirectory() as folder:
         if w["kind"] == "allreduce":
             contestants = list(workloads.allreduce_contestants(w, peers, o.quick))
         else:
-            out["gflop_per_step"] = make_inputs(w, peers, folder, o.data)
-            contestants = list(KINDS[w["kind"]](w, peers, workloads.step_flags(w, folder, o.quick)))
-        rounds = []
-        for n in range(o.rounds):
+            make_inputs(w, peers, folder, o.data)
+            flags = workloads.step_flags(w, folder, o.quick)
+            contestants = list(KINDS[w["kind"]](w, peers, flags))
+            # Apart from the rounds, since timing kernels takes some time itself.
+            out["profile"] = run_json("the profile", peers.muster("step", flags + ["--profile"]), {}, cores, threads)["profile"]
+        rounds, count = [], o.rounds or w.get("rounds", workloads.ROUNDS)
+        for n in range(count):
             results, begun = {}, time.monotonic()
             for name, command, env in contestants if n % 2 == 0 else reversed(contestants):
-                results[name] = run_json(name, command, env, w["ranks"])
+                results[name] = run_json(name, command, env, cores, threads)
             results = {name: results[name] for name, _, _ in contestants}
             compare_losses(w, results)
             rounds.append(results)
-            print(f"{w['name']}: round {n + 1} of {o.rounds}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+            print(f"{w['name']}: round {n + 1} of {count}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    if w["kind"] != "allreduce":
+        out["gflop_per_step"] = rounds[0]["Muster"]["gflop_per_step"]  # of one rank, from shapes: the same for the peers
     return dict(out, rounds=rounds)
 
 
@@ -94,14 +99,14 @@ def parse():
     p.add_argument("--python", default="/usr/bin/python3", help="a Python with PyTorch, which makes the inputs too")
     p.add_argument("--torch", default=env("MUSTER_BENCH_TORCH", ""), help="another, with a current one (made under BUILD); none")
     p.add_argument("--data", default="/usr/share/datasets/fashion-mnist", help="folder of Fashion-MNIST's IDX files")
-    p.add_argument("--rounds", type=int, default=int(env("ROUNDS") or 0), help="5; 1 when quick")
+    p.add_argument("--rounds", type=int, default=int(env("ROUNDS") or 0), help="1 when quick; else 5, or 3 where a step takes seconds")
     p.add_argument("--workloads", default=env("WORKLOADS", ""))
     p.add_argument("--quick", action="store_true", default=env("QUICK", "") not in ("", "0"))
     p.add_argument("--out", help="the JSON (BUILD/bench/results.json)")
     o = p.parse_args()
     o.muster = o.muster or os.path.join(o.build, "muster")
     o.out = o.out or os.path.join(o.build, "bench", "results.json")
-    o.rounds = o.rounds or (1 if o.quick else 5)
+    o.rounds = o.rounds or (1 if o.quick else 0)
     return o
 
 

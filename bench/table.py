@@ -17,6 +17,9 @@ a process of its own; they take turns, on the same cores, with one thread per ra
 their losses agree. Times are medians over the rounds of each round's median step; in brackets the 10th and 90th percentile
 over the rounds. Ratios are medians of the rounds' own ratios: 2.00 x says that Muster is twice as fast.
 
+GB/s are of operands and results, each once, whatever the caches did, beside the bandwidth of a copy of large arrays: a share
+beyond 100 % says that much of it came from caches. FLOPs are counted from shapes, and are the same for all contestants.
+
 "Best setting" is whichever of PyTorch's settings was fastest for that workload. "Pages kept" raises glibc's
 MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_ and MALLOC_TOP_PAD_. Ratios against PyTorch as installed ("stock") owe much to
 page faults, which are dear on a virtual machine of this kind: stock PyTorch gives its memory back and takes it again in each
@@ -76,15 +79,21 @@ def stock(w):
     return [n for n in peers(w) if "," not in n]
 
 
-def fma_peak(results, ranks):
-    """GFLOP/s of one core, or of all at once."""
-    return results["limits"]["fma_gflops" if ranks == 1 else "fma_gflops_all"]
+def limit(results, w, name):
+    """Of one core, or of both at once."""
+    return results["limits"][name if w["ranks"] * w["threads"] == 1 else name + "_all"]
 
 
 def gflops(results, w, name):
     """GFLOP/s of all ranks, and what share of the FMA peak that is."""
     rate = 1e3 * w["gflop_per_step"] * w["ranks"] / statistics.median(of(w, name, step_ms))
-    return f"{number(rate)} ({100 * rate / fma_peak(results, w['ranks']):.0f} %)"
+    return f"{number(rate)} ({100 * rate / limit(results, w, 'fma_gflops'):.0f} %)"
+
+
+def bandwidth(results, w):
+    """GB/s of all ranks' operands and results, and what share of a copy's bandwidth that is."""
+    rate = 1e-6 * sum(row["bytes"] for row in w["profile"]) * w["ranks"] / statistics.median(of(w, "Muster", step_ms))
+    return f"{number(rate)} ({100 * rate / limit(results, w, 'copy_gb_s'):.0f} %)"
 
 
 def megabytes(w, name):
@@ -102,13 +111,13 @@ def overview(results, steps, title):
     """One line for each workload: against the best setting first."""
     names = [n for n in stock(steps[0])]
     heads = ["workload", "Muster, ms", "against the best setting", "which is"] + [f"against {n}, stock" for n in names] + \
-            ["GFLOP/s (of the FMA peak)", "MB: Muster / least of PyTorch", "start, s: Muster / " + " / ".join(names)]
+            ["GFLOP/s (of the FMA peak)", "GB/s (of a copy's)", "MB: Muster / least of PyTorch", "start, s: Muster / " + " / ".join(names)]
     rows = []
     for w in steps:
         top = best(w)
         rows.append([w["title"], spread_text(of(w, "Muster", step_ms)), f"**{faster(w, top):.2f} x**", top] +
                     [f"{faster(w, n):.2f} x" for n in names] +
-                    [gflops(results, w, "Muster"), f"{megabytes(w, 'Muster')} / {megabytes(w, best(w, 'job_rss_bytes'))}",
+                    [gflops(results, w, "Muster"), bandwidth(results, w), f"{megabytes(w, 'Muster')} / {megabytes(w, best(w, 'job_rss_bytes'))}",
                      " / ".join([start(w, "Muster")] + [start(w, n) for n in names])])
     return f"## {title}\n\n" + grid(heads, rows)
 
@@ -123,6 +132,17 @@ def overhead(w):
                          f"{100 * statistics.median(ratios):+.1f} % [{100 * min(ratios):+.1f}..{100 * max(ratios):+.1f}]"])
     return f"## What DDP adds\n\n{w['title']}; in brackets of the last column, least and most of the rounds.\n\n" + \
         grid(["", "with DDP, ms", "apart, ms", "DDP adds"], rows)
+
+
+def profile(w):
+    """Muster's time by kind of kernel, largest first."""
+    rows = sorted(w["profile"], key=lambda r: -r["ms"])
+    whole = statistics.median(of(w, "Muster", step_ms))
+    return f"**{w['title']}**\n\n" + grid(
+        ["kind", "calls", "ms", "of the step", "GFLOP/s", "GB/s"],
+        [[r["kind"], f"{r['calls']:.0f}", number(r["ms"]), f"{100 * r['ms'] / whole:.1f} %",
+          number(r["gflop"] / r["ms"] * 1e3) if r["gflop"] else "", number(1e-6 * r["bytes"] / r["ms"]) if r["bytes"] else ""]
+         for r in rows])
 
 
 def size_text(count):
@@ -163,8 +183,10 @@ def about(results):
             f"`{m['huge_pages']}`.", "Versions: " + "; ".join(f"{k}: {v}" for k, v in results["versions"].items()) + "."]
     if results["quick"]:
         said.insert(0, "**A quick run: it shows that everything runs. Its numbers mean nothing.**")
-    said.append(f"Measured peak of float32 multiply-adds: {fma_peak(results, 1):.0f} GFLOP/s on one core, "
-                f"{fma_peak(results, 2):.0f} on both.")
+    said.append(f"Measured peak of float32 multiply-adds: {results['limits']['fma_gflops']:.0f} GFLOP/s on one core, "
+                f"{results['limits']['fma_gflops_all']:.0f} on both; of the bandwidth of a copy, read and "
+                f"written bytes together: {results['limits']['copy_gb_s']:.1f} GB/s by one core, "
+                f"{results['limits']['copy_gb_s_all']:.1f} by both.")
     return "\n\n".join(said) + "\n"
 
 
@@ -178,7 +200,10 @@ def page(results):
     for w in results["workloads"]:
         sections += [overhead(w)] if w["kind"] == "overhead" else [allreduce(w)] if w["kind"] == "allreduce" else []
     sections += ["## All contestants\n"] if steps else []
-    return "\n".join(sections + [detail(results, w) for w in steps])
+    sections += [detail(results, w) for w in steps]
+    alone = [w for w in steps if w["ranks"] == 1]
+    sections += ["## Time by kind of kernel\n\nOne more run of Muster with --profile, apart from the rounds.\n"] if alone else []
+    return "\n".join(sections + [profile(w) for w in alone])
 
 
 def join(files):

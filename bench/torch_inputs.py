@@ -3,9 +3,6 @@
 
     torch_inputs.py FOLDER MODEL CHANNELS SIDE CLASSES IMAGES [--cifar-stem] [--data DIR]
 
-Prints the floating-point operations of a training step per image: what convolutions and linear layers do forward, as much for
-the gradient of their weights, and as much for that of their input, which the first does not need.
-
 Images are random numbers of variance 1, or with --data the first of an IDX folder, normalised as torch_train.py does."""
 import argparse
 import os
@@ -13,20 +10,6 @@ import os
 import torch
 
 from torch_models import build
-
-
-@torch.no_grad()
-def flops_of(net, image):
-    counts = []
-
-    def count(module, _, out):
-        counts.append(2 * out.numel() * module.weight[0].numel())
-
-    for m in net.modules():
-        if isinstance(m, (torch.nn.Conv2d, torch.nn.Linear)):
-            m.register_forward_hook(count)
-    net.eval()(image)
-    return 3 * sum(counts) - counts[0]
 
 
 def main():
@@ -48,7 +31,6 @@ def main():
     torch.save({"x": x.clone(), "y": y.clone()}, os.path.join(o.folder, "batch.pth"))
     net = build(o.model, o.channels, o.side, o.classes, o.cifar_stem)
     torch.save(net.state_dict(), os.path.join(o.folder, "weights.pth"))
-    print(flops_of(net, x[:1]))
 
 
 main()

@@ -45,7 +45,7 @@ def quick(work):
     assert names[0] == "Muster" and [n for n in names if n.endswith("static_graph")], names
     page = done.stdout
     for text in ("A quick run", "MLP 784-256-128-10, batch 64, 2 ranks", "## One rank", "## Two ranks with DDP", "| 4 KiB |",
-                 "page faults"):
+                 "page faults", "GB/s (of a copy's)", "## Time by kind of kernel", "| gemm | 8 |"):
         assert text in page, f"{text}\n{page}"
     tables(work, results)
 
