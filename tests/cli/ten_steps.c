@@ -25,7 +25,7 @@ static const struct shape {
     int batch, channels, side;
     float lr;
 } shapes[] = { /* torch_steps.py has the same */
-    {"resnet20", 32, 3, 32, 0.001f}, {"resnet18", 32, 3, 64, 0.0001f}, {"cnn", 32, 1, 28, 0.02f}, {"mlp", 32, 1, 28, 0.02f}};
+    {"resnet20", 32, 3, 32, 0.001f}, {"resnet18", 32, 3, 48, 0.0001f}, {"cnn", 32, 1, 28, 0.02f}, {"mlp", 32, 1, 28, 0.02f}};
 
 int main(int argc, char **argv)
 {

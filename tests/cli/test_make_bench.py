@@ -10,6 +10,8 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BENCH = os.path.join(HERE, "..", "..", "bench")
+sys.path.insert(0, BENCH)
+import run  # noqa: E402
 MUSTER = os.environ["MUSTER"]
 # What stands in for `muster`: its losses, but for the n-th, which is a little larger.
 LIAR = """#!/bin/sh
@@ -73,16 +75,28 @@ def tables(work, results):
 
 
 def wrong_loss(work):
+    """A step's loss that is wrong ends a run; how wrong it has to be is asked of the comparison alone."""
     liar = os.path.join(work, "muster")
-    for which, error, caught in ((0, 1e-3, True), (3, 0.05, True), (0, 1e-6, False)):
-        with open(liar, "w", encoding="utf-8") as f:
-            f.write(LIAR.replace("WHICH", str(which)).replace("ERROR", str(error)))
-        os.chmod(liar, 0o755)
-        done = bench(work, muster=liar)
-        if caught:
-            assert done.returncode != 0 and f"losses are not the same: step {which + 1} " in done.stderr, done.stderr
+    with open(liar, "w", encoding="utf-8") as f:
+        f.write(LIAR.replace("WHICH", "3").replace("ERROR", "0.05"))
+    os.chmod(liar, 0o755)
+    done = bench(work, muster=liar)
+    assert done.returncode != 0 and "losses are not the same: step 4 " in done.stderr, done.stderr
+    for kind, which, error, peer, caught in (("step", 0, 1e-3, "PyTorch", True), ("step", 0, 1e-6, "PyTorch", False),
+                                             ("step", 1, 1e-3, "PyTorch", False), ("step", 1, 0.05, "PyTorch", True),
+                                             ("step", 1, float("nan"), "PyTorch", True),
+                                             ("overhead", 1, 0.05, "PyTorch", True),
+                                             ("overhead", 1, 0.05, "PyTorch, apart", False)):
+        results = {name: {"losses": [2.5, 2.0]} for name in ("Muster", "Muster, apart", peer)}
+        results[peer]["losses"][which] *= 1 + error
+        if kind == "overhead" and not caught:
+            results["Muster, apart"]["losses"] = list(results[peer]["losses"])
+        try:
+            run.compare_losses({"name": "these", "kind": kind}, results)
+        except SystemExit as e:
+            assert caught and f"step {which + 1} " in str(e), e
         else:
-            assert done.returncode == 0, done.stderr
+            assert not caught, (kind, which, error, peer)
 
 
 def names(work):
