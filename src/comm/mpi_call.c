@@ -13,7 +13,9 @@
 
 #define SPIN_SECONDS 50e-6
 #define CROWDED_SPIN_SECONDS 2e-6
-#define YIELD_SECONDS 20e-3 /* of a wait; from then on it sleeps in between */
+/* Of a wait; from then on it sleeps in between. A scheduler may give the core back to whoever yields it. */
+#define YIELD_SECONDS 20e-3
+#define CROWDED_YIELD_SECONDS 100e-6
 #define NAP_NANOSECONDS 50000L
 #define LOOK_SECONDS 0.02
 
@@ -337,7 +339,7 @@ void mui_mpi_pause(const mui_mpi *g, double waited)
     if (waited < (g->oversubscribed ? CROWDED_SPIN_SECONDS : SPIN_SECONDS)) {
         return; /* asking MPI takes some time by itself */
     }
-    if (waited < YIELD_SECONDS) {
+    if (waited < (g->oversubscribed ? CROWDED_YIELD_SECONDS : YIELD_SECONDS)) {
         sched_yield();
     } else {
         nanosleep(&(struct timespec){.tv_nsec = NAP_NANOSECONDS}, NULL);

@@ -19,7 +19,7 @@
 #include "comm/mpi_table.h"
 #include "comm/verdict.h"
 
-#define MUI_MPI_ROUND_BYTES ((size_t)8 << 20) /* of each rank's data */
+#define MUI_MPI_ROUND_BYTES ((size_t)8 << 20) /* of each rank's data; the least a test may set is 64 */
 #define MUI_MPI_ROUNDS 4                      /* under way together */
 #define MUI_MPI_GATHERS 64                    /* descriptors under way together; later calls queue in their rank */
 #define MUI_MPI_SEEN_BYTES 240
@@ -125,7 +125,7 @@ typedef struct mui_mpi {
     mui_mpi_port *port;
     size_t memory_bytes, memory_used; /* of mu_group_alloc */
     double clock_offset;              /* of this machine's clock from rank 0's */
-    bool oversubscribed;              /* more ranks on this machine than cores */
+    bool oversubscribed;              /* more ranks on this one's cores than cores */
     bool leaving;                     /* LEFT or ABORT was sent */
 
     mui_mpi_call *first, *last;       /* the queue, in order of number, */
@@ -135,6 +135,7 @@ typedef struct mui_mpi {
     mui_mpi_header *headers;          /* of the last call all ranks had posted, from headers[1] on in rank order, */
     uint64_t headers_number;          /* its number + 1; 0: none yet */
 
+    size_t round_bytes;               /* MUI_MPI_ROUND_BYTES; the same on all ranks */
     mui_mpi_round rounds[MUI_MPI_ROUNDS];
     uint64_t rounds_started, rounds_shared; /* shared: started on their channel, in order of start */
     size_t scratch_wanted;

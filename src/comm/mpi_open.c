@@ -1,5 +1,5 @@
 /* Opening a group over MPI: its channels, whether all ranks run one version of Muster, and how their clocks differ. */
-#define _DEFAULT_SOURCE /* gethostname */
+#define _GNU_SOURCE /* gethostname, sched_getaffinity */
 #include "base/alloc.h"
 #include "base/os.h"
 #include "base/rng.h"
@@ -7,6 +7,7 @@
 #include "comm/mpi_load.h"
 #include "dev/pages.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,7 +16,8 @@
 
 typedef struct hello {
     uint64_t magic, header_bytes;
-    uint64_t host; /* alike where clocks and cores are shared */
+    uint64_t host;  /* alike where one clock is shared, */
+    uint64_t cores; /* and where cores are */
     double now;
 } hello;
 
@@ -32,6 +34,20 @@ static uint64_t host_hash(void)
         text[0] = '\0';
     }
     return mui_hash_string(MUI_HASH_START, text);
+}
+
+/* Ranks that may run on the same cores share them. */
+static uint64_t cores_hash(uint64_t host)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof(set), &set) != 0) {
+        CPU_ZERO(&set); /* more cores than it has room for */
+    }
+    for (int i = 0; i < CPU_SETSIZE; i++) {
+        host = CPU_ISSET(i, &set) ? mui_hash_u64(host, (uint64_t)i) : host;
+    }
+    return host;
 }
 
 static mu_status await(mui_mpi *g, mui_mpi_request *request, const char *what)
@@ -78,17 +94,18 @@ static mu_status exchange(mui_mpi *g, const hello *own, hello *all)
 static mu_status compare(mui_mpi *g, hello *all)
 {
     hello own = {.magic = HELLO_MAGIC, .header_bytes = sizeof(mui_mpi_header), .host = host_hash()};
+    own.cores = cores_hash(own.host);
     mu_status s = exchange(g, &own, all);
-    int here = 0, first = -1;
+    int sharing = 0, first = -1;
     for (int r = 0; r < g->base.size && s == MU_OK; r++) {
         if (all[r].magic != own.magic || all[r].header_bytes != own.header_bytes) {
             s = mui_fail(g->base.context, MU_ERR_COMM, "rank %d and rank %d run different versions of Muster", r,
                          g->base.rank);
         }
-        here += all[r].host == own.host;
+        sharing += all[r].cores == own.cores;
         first = first < 0 && all[r].host == own.host ? r : first;
     }
-    g->oversubscribed = here > mui_cores();
+    g->oversubscribed = sharing > mui_cores();
     /* All have come out of the exchange at about one time: what the clock of this machine's first rank says, against
      * rank 0's. Alike on all ranks of a machine, so that these are compared exactly. */
     own.now = mui_now();
@@ -203,6 +220,7 @@ mu_group *mui_mpi_open(mu_context *c, const void *comm, const int *fortran, cons
     g->mpi = mpi;
     g->port = port;
     g->memory_bytes = settled->arena_bytes;
+    g->round_bytes = MUI_MPI_ROUND_BYTES;
     g->oversubscribed = true; /* until it is known */
     mu_status s = allocate(g);
     hello *all = s == MU_OK ? mui_calloc(c, (size_t)size, sizeof(*all)) : NULL;

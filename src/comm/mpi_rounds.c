@@ -20,7 +20,7 @@ static size_t element(const mui_mpi_call *call)
 static size_t unit_of(const mui_mpi *g, const mui_mpi_call *call)
 {
     bool parts = call->spec.kind == MUI_ALL_GATHER || call->spec.kind == MUI_REDUCE_SCATTER;
-    size_t unit = MUI_MPI_ROUND_BYTES / (parts ? (size_t)g->base.size : 1) / 64 * 64;
+    size_t unit = g->round_bytes / (parts ? (size_t)g->base.size : 1) / 64 * 64;
     return unit > 0 ? unit : 64;
 }
 
@@ -55,10 +55,11 @@ static bool is_ours(const mui_mpi *g, const void *data, size_t bytes)
     return false;
 }
 
-/* Room for what comes from others, and behind it for a copy of what is not ours. */
+/* Room for what comes from others, and behind it for a copy of what is not ours: never at one address, not even where
+ * nothing comes, since Open MPI takes equal buffers for MPI_IN_PLACE. */
 static bool make_room(mui_mpi *g, mui_mpi_round *r, size_t incoming, size_t copied)
 {
-    size_t first = (incoming + 63) / 64 * 64, need = first + copied;
+    size_t first = incoming / 64 * 64 + 64, need = first + copied;
     g->scratch_wanted = need > g->scratch_wanted ? need : g->scratch_wanted;
     if (r->scratch_bytes < g->scratch_wanted) { /* all rounds alike: after some, none allocates any more */
         mui_pages_free(g->base.context, r->scratch);

@@ -222,12 +222,12 @@ static inline void body_staged_in_flight(mu_group *g, int rank, int size, void *
 
 static inline void body_others(mu_group *g, int rank, int size, void *arg)
 {
-    (void)arg;
     static const size_t sizes[] = {0, 1, 7, 64, 250, 256, 257, 4096, 100001, 2200001};
+    size_t most = arg != NULL ? *(const size_t *)arg : SIZE_MAX;
     enum { MOST = 2200008 };
     char *shared = mu_group_alloc(g, (size_t)MOST * (size_t)size), *own = malloc((size_t)MOST * (size_t)size);
     char *second = mu_group_alloc(g, (size_t)MOST * (size_t)size);
-    for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes); k++) {
+    for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes) && sizes[k] <= most; k++) {
         size_t n = sizes[k];
         for (int way = 0; way < 2; way++) {
             char *data = way == 0 ? shared : own;

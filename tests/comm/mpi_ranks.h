@@ -2,6 +2,7 @@
 #ifndef TEST_MPI_RANKS_H
 #define TEST_MPI_RANKS_H
 
+#include "comm/mpi_group.h"
 #include "ranks.h"
 
 #include <dlfcn.h>
@@ -13,6 +14,9 @@ static inline int mpi_world(void)
     size = size != NULL ? size : getenv("PMI_SIZE");
     return size != NULL ? atoi(size) : 0;
 }
+
+/* Of the groups that run_mpi makes; 0: what Muster takes. Small ones give many rounds to small arrays. */
+static size_t mpi_round_bytes;
 
 /* What goes wrong on this rank. Nothing when size is not this mpirun's. */
 static inline int run_mpi(int size, rank_fn fn, void *arg, const mu_group_options *options, bool clean)
@@ -28,6 +32,7 @@ static inline int run_mpi(int size, rank_fn fn, void *arg, const mu_group_option
     CHECK(g != NULL, "join: %s", mu_context_message(c));
     CHECK(strcmp(mu_group_kind(g), "mpi") == 0 && mu_group_size(g) == size, "%s of %d", mu_group_kind(g), mu_group_size(g));
     if (g != NULL) {
+        ((mui_mpi *)g)->round_bytes = mpi_round_bytes > 0 ? mpi_round_bytes : ((mui_mpi *)g)->round_bytes;
         fn(g, mu_group_rank(g), size, arg);
     }
     CHECK(!clean || mu_context_status(c) == MU_OK, "rank %d: %s", mu_group_rank(g), mu_context_message(c));

@@ -10,8 +10,6 @@
 #include <stddef.h>
 #include <cmocka.h>
 
-static const int64_t everything = 600001;
-
 static void started_by_mpirun(void **state)
 {
     (void)state;
@@ -21,9 +19,15 @@ static void started_by_mpirun(void **state)
 static void all_reduce_is_exact(void **state)
 {
     (void)state;
-    int64_t few = 65537;
-    int n = mpi_world();
-    assert_int_equal(run_mpi(n, body_all_reduce, n == 2 ? (void *)&everything : &few, NULL, true), 0);
+    int64_t few = 65537, all = 600001;
+    assert_int_equal(run_mpi(mpi_world(), body_all_reduce, mpi_world() == 2 ? &all : &few, NULL, true), 0);
+    static const size_t rounds[] = {64, 4096, 65536};
+    for (size_t i = 0; i < 3; i++) {
+        mpi_round_bytes = rounds[i];
+        few = (int64_t)(rounds[i] * 3 / 2);
+        assert_int_equal(run_mpi(mpi_world(), body_all_reduce, &few, NULL, true), 0);
+    }
+    mpi_round_bytes = 0;
 }
 
 static void many_in_flight(void **state)
@@ -31,12 +35,21 @@ static void many_in_flight(void **state)
     (void)state;
     assert_int_equal(run_mpi(mpi_world(), body_in_flight, NULL, NULL, true), 0);
     assert_int_equal(run_mpi(mpi_world(), body_staged_in_flight, NULL, NULL, true), 0);
+    mpi_round_bytes = 8192;
+    assert_int_equal(run_mpi(mpi_world(), body_in_flight, NULL, NULL, true), 0);
+    mpi_round_bytes = 0;
 }
 
 static void other_collectives(void **state)
 {
     (void)state;
-    assert_int_equal(run_mpi(mpi_world(), body_others, NULL, NULL, true), 0);
+    size_t few = 100001, fewer = 4096;
+    assert_int_equal(run_mpi(mpi_world(), body_others, mpi_world() == 2 ? NULL : &few, NULL, true), 0);
+    mpi_round_bytes = 512;
+    assert_int_equal(run_mpi(mpi_world(), body_others, &fewer, NULL, true), 0);
+    mpi_round_bytes = 16384;
+    assert_int_equal(run_mpi(mpi_world(), body_others, &few, NULL, true), 0);
+    mpi_round_bytes = 0;
 }
 
 static void heap(void **state)

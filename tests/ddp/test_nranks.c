@@ -20,7 +20,7 @@
 #include <muster/optim.h>
 #include <sys/mman.h>
 
-enum { SHARDS = 4, IMAGES = 4, SIDE = 28, STEPS = 10, FLOATS = 1 << 19 };
+enum { SHARDS = 4, IMAGES = 4, SIDE = 28, STEPS = 10, STEPS_OVER_MPI = 4, FLOATS = 1 << 19 };
 
 typedef struct result {
     int64_t count, param_count;
@@ -36,6 +36,7 @@ typedef struct run {
     bool send_guide;     /* rank 0 alone has it */
     bool perturbed;      /* the first weights are changed by one rounding */
     bool gentle;         /* a small learning rate */
+    int steps;           /* 0: STEPS */
 } run;
 
 static void set_values(mu_module *net, const result *from, const float *values, float factor)
@@ -111,7 +112,7 @@ static void train(mu_group *g, int rank, int size, void *arg)
     if (job->perturbed) {
         set_values(net, out, out->after[0], 1.0F + 6e-8F);
     }
-    for (int step = 0; step < STEPS && mu_context_status(c) == MU_OK; step++) {
+    for (int step = 0; step < (job->steps > 0 ? job->steps : STEPS) && mu_context_status(c) == MU_OK; step++) {
         if (job->guide != NULL) {
             set_values(net, job->guide, job->guide->after[step], 1.0F);
         }
@@ -234,13 +235,13 @@ static void n_ranks_equal_one_over_mpi(void **state)
     result *r = calloc(RESULTS, sizeof(*r));
     assert_non_null(r);
     if (first) {
-        start_run(false, 1, (run){.out = &r[ONE]});
-        start_run(false, size, (run){.out = &r[THREADS]});
+        start_run(false, 1, (run){.out = &r[ONE], .steps = STEPS_OVER_MPI});
+        start_run(false, size, (run){.out = &r[THREADS], .steps = STEPS_OVER_MPI});
     }
-    start_over_mpi((run){.out = &r[FREE]});
-    start_over_mpi((run){.out = &r[GUIDED], .guide = &r[ONE], .send_guide = true});
+    start_over_mpi((run){.out = &r[FREE], .steps = STEPS_OVER_MPI});
+    start_over_mpi((run){.out = &r[GUIDED], .guide = &r[ONE], .send_guide = true, .steps = STEPS_OVER_MPI});
     double worst = 0;
-    for (int step = 1; step <= STEPS && first; step++) {
+    for (int step = 1; step <= STEPS_OVER_MPI && first; step++) {
         double far = distance(&r[GUIDED], &r[ONE], step);
         worst = far > worst || isnan(far) ? far : worst;
     }
