@@ -109,16 +109,16 @@ def start(w, name):
 
 def overview(results, steps, title):
     """One line for each workload: against the best setting first."""
-    names = [n for n in stock(steps[0])]
+    names = list(dict.fromkeys(n for w in steps for n in stock(w)))  # joined files may differ in their peers
     heads = ["workload", "Muster, ms", "against the best setting", "which is"] + [f"against {n}, stock" for n in names] + \
             ["GFLOP/s (of the FMA peak)", "GB/s (of a copy's)", "MB: Muster / least of PyTorch", "start, s: Muster / " + " / ".join(names)]
     rows = []
     for w in steps:
         top = best(w)
         rows.append([w["title"], spread_text(of(w, "Muster", step_ms)), f"**{faster(w, top):.2f} x**", top] +
-                    [f"{faster(w, n):.2f} x" for n in names] +
+                    [f"{faster(w, n):.2f} x" if n in peers(w) else "" for n in names] +
                     [gflops(results, w, "Muster"), bandwidth(results, w), f"{megabytes(w, 'Muster')} / {megabytes(w, best(w, 'job_rss_bytes'))}",
-                     " / ".join([start(w, "Muster")] + [start(w, n) for n in names])])
+                     " / ".join([start(w, "Muster")] + [start(w, n) if n in peers(w) else "-" for n in names])])
     return f"## {title}\n\n" + grid(heads, rows)
 
 
