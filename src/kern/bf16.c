@@ -4,21 +4,15 @@
 #include "kern/engine.h"
 #include "kern/fast_math.h"
 
-#include <string.h>
-
 static inline float widened(uint16_t x)
 {
-    uint32_t bits = (uint32_t)x << 16;
-    float y;
-    memcpy(&y, &bits, sizeof(y));
-    return y;
+    return mui_float_of_bits((uint32_t)x << 16);
 }
 
 /* To nearest, ties to even; a NaN stays one. Without branches, so that loops vectorise. */
 static inline uint16_t rounded(float x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
+    uint32_t bits = mui_bits_of_float(x);
     uint32_t near = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : near);
 }

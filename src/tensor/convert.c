@@ -1,5 +1,6 @@
 /* Element types to and from float. */
 #include "tensor/tensor.h"
+#include "kern/bf16.h"
 
 #include <string.h>
 
@@ -45,24 +46,6 @@ static uint16_t to_half(float f)
     return (uint16_t)(sign | ((rounded - 0x38000000u) >> 13));
 }
 
-static float from_bfloat(uint16_t h)
-{
-    uint32_t bits = (uint32_t)h << 16;
-    float out;
-    memcpy(&out, &bits, sizeof(out));
-    return out;
-}
-
-static uint16_t to_bfloat(float f)
-{
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof(bits));
-    if ((bits & 0x7fffffffu) > 0x7f800000u) {
-        return (uint16_t)((bits >> 16) | 0x40u);
-    }
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 mu_status mui_to_float(mu_context *c, mu_dtype from, int64_t n, const void *src, float *dst)
 {
     switch (from) {
@@ -82,9 +65,7 @@ mu_status mui_to_float(mu_context *c, mu_dtype from, int64_t n, const void *src,
         }
         return MU_OK;
     case MU_BF16:
-        for (int64_t i = 0; i < n; i++) {
-            dst[i] = from_bfloat(((const uint16_t *)src)[i]);
-        }
+        mui_bf16_widen(n, src, dst);
         return MU_OK;
     default:
         return mui_fail(c, MU_ERR_DTYPE, "elements of %s cannot become float32", mu_dtype_name(from));
@@ -110,9 +91,7 @@ mu_status mui_from_float(mu_context *c, mu_dtype to, int64_t n, const float *src
         }
         return MU_OK;
     case MU_BF16:
-        for (int64_t i = 0; i < n; i++) {
-            ((uint16_t *)dst)[i] = to_bfloat(src[i]);
-        }
+        mui_bf16_round(n, src, dst);
         return MU_OK;
     default:
         return mui_fail(c, MU_ERR_DTYPE, "float32 elements cannot become %s", mu_dtype_name(to));

@@ -1,5 +1,6 @@
 /* Ready-made hooks: their definitions recomputed from every rank's own gradients, replicas equal, and a rank that fails
  * or gives up in between. */
+#include "kern/bf16_rounding.h"
 #include "rig.h"
 
 #include "tensor/tensor.h"
@@ -32,18 +33,6 @@ static float *everybodys(mu_group *g, mu_module *alone, int n, int rank, int64_t
     mu_tape_free(t);
     CHECK(mu_module_zero_grad(alone) == MU_OK, "zero_grad");
     return all;
-}
-
-/* Nearest, ties to even, worked out in another way than the library's: through the exponent. */
-static float to_bf16(float x)
-{
-    int e;
-    if (x == 0.0F || !isfinite(x)) {
-        return x;
-    }
-    (void)frexp((double)x, &e);
-    double unit = ldexp(1.0, (e < -125 ? -125 : e) - 8);
-    return (float)(nearbyint((double)x / unit) * unit);
 }
 
 static void bf16_defined(mu_group *g, int rank, int size, void *arg)

@@ -1,22 +1,12 @@
 /* Mixed precision, operation by operation. The oracle is the float32 operation on the same inputs, which bfloat16 can
  * hold: what may differ is one rounding of each result, and the order of float32 sums. */
 #include "fixture.h"
+#include "kern/bf16_rounding.h"
 
 #include "tape/op_rows.h"
 
 /* One rounding to 8 bits, to nearest. */
 #define UNIT 0x1p-8
-
-static float to_bf16(float x)
-{
-    int e;
-    if (x == 0.0F || !isfinite(x)) {
-        return x;
-    }
-    (void)frexp((double)x, &e);
-    double unit = ldexp(1.0, (e < -125 ? -125 : e) - 8);
-    return (float)(nearbyint((double)x / unit) * unit);
-}
 
 /* Leaf values that bfloat16 can hold. */
 static mu_tensor *leaf(mu_tape *t, mu_dims dims, uint64_t seed, bool wanted)
