@@ -96,52 +96,53 @@ static void place_taps(const mui_conv2d_shape *s, const frame *f, int64_t *tap)
     }
 }
 
-MUI_CLONES static void bias_gradient(const mui_conv2d_shape *s, const float *dy, int64_t image, int64_t channels, float *db)
+/* One block of one image's dy. */
+MUI_CLONES static void add_bias(int64_t positions, const float *dy, block *sum)
 {
-    block sum = {0};
-    for (int64_t n = 0; n < s->n; n++, dy += image) {
-        block part = {0};
-        for (int64_t i = 0; i < s->oh * s->ow; i++) {
-            block d;
-            memcpy(&d, dy + i * MUI_FEW_BLOCK, sizeof(d));
-            part += d;
-        }
-        sum += part;
+    block part = {0};
+    for (int64_t i = 0; i < positions; i++) {
+        block d;
+        memcpy(&d, dy + i * MUI_FEW_BLOCK, sizeof(d));
+        part += d;
     }
-    memcpy(db, &sum, (size_t)channels * sizeof(float));
+    *sum += part;
 }
 
 mu_status mui_few_backward_weights(mui_engine *e, const mui_conv2d_shape *s, const float *x, const float *dy, float *dw,
                                    float *db)
 {
-    int64_t taps = s->ic * s->kh * s->kw, positions = s->oh * s->ow * MUI_FEW_BLOCK;
-    int64_t image = (s->oc + MUI_FEW_BLOCK - 1) / MUI_FEW_BLOCK * positions;
+    int64_t taps = s->ic * s->kh * s->kw, positions = s->oh * s->ow, blocks = (s->oc + MUI_FEW_BLOCK - 1) / MUI_FEW_BLOCK;
     frame f = frame_of(s);
-    size_t sum_bytes = (size_t)taps * sizeof(block), frame_bytes = (size_t)(s->ic * f.h * f.w) * sizeof(float);
+    /* Of each block: the taps' sums, and behind them the bias's. */
+    size_t sum_bytes = (size_t)(blocks * (taps + 1)) * sizeof(block);
+    size_t frame_bytes = (size_t)(s->ic * f.h * f.w) * sizeof(float);
     /* oneDNN's scratchpad is free here: no primitive runs before this is done. */
-    block *sum = mui_engine_scratch(e, MUI_SCRATCH_BACKEND, sum_bytes + frame_bytes + (size_t)taps * sizeof(int64_t));
-    if (sum == NULL) {
+    block *sums = mui_engine_scratch(e, MUI_SCRATCH_BACKEND, sum_bytes + frame_bytes + (size_t)taps * sizeof(int64_t));
+    if (sums == NULL) {
         return MU_ERR_NOMEM;
     }
-    int64_t *tap = (int64_t *)(sum + taps);
+    int64_t *tap = (int64_t *)(sums + blocks * (taps + 1));
     f.at = (float *)(tap + taps);
     place_taps(s, &f, tap);
     memset(f.at, 0, frame_bytes);
-    for (int64_t o = 0; o < s->oc; o += MUI_FEW_BLOCK) {
-        const float *block_dy = dy + o / MUI_FEW_BLOCK * positions;
-        int64_t channels = least(MUI_FEW_BLOCK, s->oc - o);
-        memset(sum, 0, sum_bytes);
-        for (int64_t n = 0; n < s->n; n++) {
-            fill_frame(s, &f, x + n * s->ic * s->ih * s->iw);
-            add_image(s, &f, block_dy + n * image, tap, taps, sum);
-        }
-        for (int64_t c = 0; c < channels; c++) {
-            for (int64_t k = 0; k < taps; k++) {
-                dw[(o + c) * taps + k] = sum[k][c];
+    memset(sums, 0, sum_bytes);
+    for (int64_t n = 0; n < s->n; n++) {
+        fill_frame(s, &f, x + n * s->ic * s->ih * s->iw);
+        for (int64_t b = 0; b < blocks; b++, dy += positions * MUI_FEW_BLOCK) {
+            block *sum = sums + b * (taps + 1);
+            add_image(s, &f, dy, tap, taps, sum);
+            if (db != NULL) {
+                add_bias(positions, dy, sum + taps);
             }
         }
+    }
+    for (int64_t o = 0; o < s->oc; o++) {
+        const block *sum = sums + o / MUI_FEW_BLOCK * (taps + 1);
+        for (int64_t k = 0; k < taps; k++) {
+            dw[o * taps + k] = sum[k][o % MUI_FEW_BLOCK];
+        }
         if (db != NULL) {
-            bias_gradient(s, block_dy, image, channels, db + o);
+            db[o] = sum[taps][o % MUI_FEW_BLOCK];
         }
     }
     return MU_OK;
