@@ -13,7 +13,7 @@ function(muster_mpi_plugin key module name)
   endif()
   add_library(muster_mpi_${key} MODULE src/comm/mpi_plugin.c)
   target_include_directories(muster_mpi_${key} PRIVATE src)
-  target_compile_definitions(muster_mpi_${key} PRIVATE MUI_MPI_NAME="${name}" MUI_MPI_VERSION="${name}")
+  target_compile_definitions(muster_mpi_${key} PRIVATE MUI_MPI_NAME="${name}")
   target_link_libraries(muster_mpi_${key} PRIVATE muster_flags PkgConfig::MPI_${key})
   set_target_properties(muster_mpi_${key} PROPERTIES OUTPUT_NAME muster-mpi-${key}
     LIBRARY_OUTPUT_DIRECTORY ${MUSTER_PLUGIN_DIR})

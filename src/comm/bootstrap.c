@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *value_of(const char *variable)
+const char *mui_environment(const char *variable)
 {
     const char *s = variable != NULL ? getenv(variable) : NULL;
     return s != NULL && s[0] != '\0' ? s : NULL;
@@ -22,7 +22,7 @@ static const char *value_of(const char *variable)
 /* A whole number from least on; *out stays when the variable is not set. */
 static mu_status number_of(mu_context *c, const char *variable, int least, int *out)
 {
-    const char *s = value_of(variable);
+    const char *s = mui_environment(variable);
     if (s == NULL) {
         return MU_OK;
     }
@@ -100,13 +100,13 @@ static mu_status check_numbers(mu_context *c, const launcher *l, int rank, int s
 static mu_status make_name(mu_context *c, const launcher *l, char name[64])
 {
     uint64_t h = mui_hash_string(MUI_HASH_START, l->rank);
-    const char *job = value_of("MUSTER_JOB");
+    const char *job = mui_environment("MUSTER_JOB");
     if (job != NULL) {
         h = mui_hash_string(h, job);
     } else {
         bool any = l->by_parent;
         for (size_t i = 0; i < sizeof(l->job) / sizeof(*l->job); i++) {
-            const char *v = value_of(l->job[i]);
+            const char *v = mui_environment(l->job[i]);
             h = mui_hash_string(h, v != NULL ? v : "-");
             any = any || (v != NULL && strcmp(l->job[i], "MASTER_ADDR") != 0);
         }
@@ -116,7 +116,7 @@ static mu_status make_name(mu_context *c, const launcher *l, char name[64])
         }
         h = l->by_parent ? mui_hash_u64(h, (uint64_t)getppid()) : h;
     }
-    const char *restart = value_of("TORCHELASTIC_RESTART_COUNT");
+    const char *restart = mui_environment("TORCHELASTIC_RESTART_COUNT");
     h = mui_hash_string(h, restart != NULL ? restart : "0");
     snprintf(name, 64, "env-%016llx", (unsigned long long)h);
     return MU_OK;
@@ -150,7 +150,7 @@ static mu_status read_launcher(mu_context *c, const launcher *l, int *rank, int 
 /* What the program asked for, or else the environment. */
 static mu_status choose_engine(mu_context *c, mu_group_engine *engine)
 {
-    const char *asked = value_of("MUSTER_GROUP");
+    const char *asked = mui_environment("MUSTER_GROUP");
     if (asked == NULL || *engine != MU_GROUP_AUTO || strcmp(asked, "auto") == 0) {
         return MU_OK;
     }
@@ -218,8 +218,8 @@ mu_group *mu_group_from_env_with(mu_context *c, const mu_group_options *options)
     for (size_t i = 0; i < sizeof(launchers) / sizeof(*launchers); i++) {
         const launcher *l = &launchers[i];
         /* Slurm's PMI plug-ins set PMI_RANK too, without saying who is local. */
-        bool skip = strcmp(l->rank, "PMI_RANK") == 0 && value_of(l->local_size) == NULL &&
-                    value_of("SLURM_STEP_NUM_TASKS") != NULL;
+        bool skip = strcmp(l->rank, "PMI_RANK") == 0 && mui_environment(l->local_size) == NULL &&
+                    mui_environment("SLURM_STEP_NUM_TASKS") != NULL;
         int rank, size;
         locality where;
         if (skip) {
@@ -228,7 +228,7 @@ mu_group *mu_group_from_env_with(mu_context *c, const mu_group_options *options)
         if (read_launcher(c, l, &rank, &size, &where) != MU_OK) {
             return NULL;
         }
-        if (size == 1 && i == 0 && value_of(l->rank) != NULL) {
+        if (size == 1 && i == 0 && mui_environment(l->rank) != NULL) {
             alone = true; /* as somebody said */
             break;
         }

@@ -2,6 +2,7 @@
  * number, process, what it was last seen doing, and what it has not brought. */
 #include "base/os.h"
 #include "comm/local.h"
+#include "comm/missing_words.h"
 #include "comm/naming.h"
 
 #include <inttypes.h>
@@ -9,9 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LACK_BYTES 400
-#define WHO_BYTES (3 * MUI_BOARD_BYTES + LACK_BYTES + 200)
-#define MOST_NAMED 2 /* late ranks that are described; others are counted */
+#define WHO_BYTES (3 * MUI_BOARD_BYTES + 600)
 
 /* -- names --------------------------------------------------------------------------------------------------------- */
 static uint32_t turn_of(const mui_rank_block *b)
@@ -35,8 +34,9 @@ static void describe_place(const mui_local *g, int r, char *out, size_t size)
 }
 
 /* "rank 1 (pid 123, after 12 calls, last seen: after reduction 3 (ddp `net`), forward, layer1.0)" */
-static void name_rank(const mui_local *g, int r, char *out, size_t size)
+static void name_rank(const mu_group *base, int r, char *out, size_t size)
 {
+    const mui_local *g = (const mui_local *)base;
     const mui_rank_block *b = mui_block_of(g, r);
     char place[3 * MUI_BOARD_BYTES], pid[24] = "";
     if (g->pidfds != NULL) {
@@ -52,42 +52,20 @@ static void name_rank(const mui_local *g, int r, char *out, size_t size)
              place[0] != '\0' ? ", last seen: " : "", place);
 }
 
-/* What it has not brought, as "; it has not delivered ..." or nothing. */
-static void name_lack(const mui_local *g, int r, mui_lack why, char *out, size_t size)
+static bool lacks(const mu_group *g, const mu_request *call, int r)
 {
-    char lack[LACK_BYTES] = "";
-    if (g->base.lack != NULL) {
-        uint64_t calls = __atomic_load_n(&mui_block_of(g, r)->calls, __ATOMIC_RELAXED);
-        g->base.lack(g->base.lack_user, r, calls, why, lack, sizeof(lack));
-    }
-    snprintf(out, size, "%s%s", lack[0] != '\0' ? "; " : "", lack);
+    return mui_call_lacks((const mui_local *)g, (const mui_call *)call, r);
 }
 
-static void name_missing(const mui_local *g, const mui_call *call, mui_lack why, char *out, size_t size)
+static uint64_t calls_of(const mu_group *g, int r)
 {
-    size_t used = 0;
-    int named = 0, others = 0;
-    out[0] = '\0';
-    for (int r = 0; r < g->base.size; r++) {
-        if (r == g->base.rank || !mui_call_lacks(g, call, r)) {
-            continue;
-        }
-        if (named == MOST_NAMED) {
-            others++;
-            continue;
-        }
-        char who[WHO_BYTES], lack[LACK_BYTES];
-        name_rank(g, r, who, sizeof(who));
-        name_lack(g, r, why, lack, sizeof(lack));
-        mui_join(out, size, &used, ", and ", who);
-        mui_join(out, size, &used, "", lack);
-        named++;
-    }
-    if (others > 0) {
-        char text[48];
-        snprintf(text, sizeof(text), ", and %d more", others);
-        mui_join(out, size, &used, "", text);
-    }
+    return __atomic_load_n(&mui_block_of((const mui_local *)g, r)->calls, __ATOMIC_RELAXED);
+}
+
+/* At the call that is awaited. */
+static mui_missing missing(const mui_local *g)
+{
+    return (mui_missing){&g->base, &g->first->base, lacks, name_rank, calls_of};
 }
 
 static void name_call(const mui_local *g, const mui_call *call, char out[MUI_IDENTITY_TEXT])
@@ -100,25 +78,6 @@ static void name_call(const mui_local *g, const mui_call *call, char out[MUI_IDE
 }
 
 /* -- late ranks ---------------------------------------------------------------------------------------------------- */
-/* "rank 1", "ranks 1, 2" */
-static void list_missing(const mui_local *g, const mui_call *call, char *out, size_t size)
-{
-    size_t used = 0;
-    int count = 0;
-    char one[16];
-    for (int r = 0; r < g->base.size; r++) {
-        count += r != g->base.rank && mui_call_lacks(g, call, r);
-    }
-    out[0] = '\0';
-    mui_join(out, size, &used, "", count > 1 ? "ranks" : "rank");
-    for (int r = 0, k = 0; r < g->base.size; r++) {
-        if (r != g->base.rank && mui_call_lacks(g, call, r)) {
-            snprintf(one, sizeof(one), "%s%d", k++ > 0 ? ", " : " ", r);
-            mui_join(out, size, &used, "", one);
-        }
-    }
-}
-
 void mui_stall_over(mui_local *g)
 {
     mui_log(g->base.context, MU_LOG_WARN, "%s came after %.1f s", g->stall.who, mui_now() - g->stall.since);
@@ -148,11 +107,12 @@ static bool look_at_clock(mui_local *g, double since)
 {
     char what[MUI_IDENTITY_TEXT], who[MUI_BROKEN_BYTES], text[MUI_BROKEN_BYTES];
     const mui_call *call = g->first;
+    const mui_missing m = missing(g);
     double waited = mui_now() - since;
     watch(g, call);
     if (waited >= g->base.timeout_seconds) {
         name_call(g, call, what);
-        name_missing(g, call, MUI_LACK_DEAD, who, sizeof(who));
+        mui_missing_describe(&m, MUI_LACK_DEAD, who, sizeof(who));
         snprintf(text, sizeof(text), "rank %d waited %.1f s for %s: missing %.1000s", g->base.rank, waited, what, who);
         (void)mui_local_break(g, MU_ERR_TIMEOUT, text);
         return false;
@@ -160,9 +120,9 @@ static bool look_at_clock(mui_local *g, double since)
     if (waited >= g->base.warn_seconds && g->stall.warned != call->base.number + 1) {
         g->stall.warned = call->base.number + 1;
         g->stall.since = since;
-        list_missing(g, call, g->stall.who, sizeof(g->stall.who));
+        mui_missing_list(&m, g->stall.who, sizeof(g->stall.who));
         name_call(g, call, what);
-        name_missing(g, call, MUI_LACK_LATE, who, sizeof(who));
+        mui_missing_describe(&m, MUI_LACK_LATE, who, sizeof(who));
         mui_log(g->base.context, MU_LOG_WARN, "waiting for %.1f s at %s: missing %s", waited, what, who);
     }
     return true;
@@ -215,9 +175,10 @@ static int find_leaver(const mui_local *g, const mui_call *call)
 
 static void break_for(mui_local *g, int r, mui_lack why)
 {
-    char who[WHO_BYTES], what[MUI_IDENTITY_TEXT], lack[LACK_BYTES], text[MUI_BROKEN_BYTES];
-    name_rank(g, r, who, sizeof(who));
-    name_lack(g, r, why, lack, sizeof(lack));
+    char who[WHO_BYTES], what[MUI_IDENTITY_TEXT], lack[MUI_LACK_BYTES], text[MUI_BROKEN_BYTES];
+    const mui_missing m = missing(g);
+    name_rank(&g->base, r, who, sizeof(who));
+    mui_missing_lack(&m, r, why, lack, sizeof(lack));
     name_call(g, g->first, what);
     if (why == MUI_LACK_DEAD) {
         snprintf(text, sizeof(text),

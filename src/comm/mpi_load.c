@@ -3,12 +3,12 @@
 #define _GNU_SOURCE /* dladdr, RTLD_DEFAULT */
 #include "comm/mpi_load.h"
 #include "base/alloc.h"
+#include "comm/group.h"
 #include "comm/naming.h"
 
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -17,23 +17,17 @@
 #endif
 
 typedef struct flavour {
-    const char *key;      /* of MUSTER_MPI, and in the plug-in's file name */
-    const char *name, *version; /* a word of MPI_Get_library_version */
-    const char *launcher[4];    /* variables of its own launcher */
+    const char *key;         /* of MUSTER_MPI, and in the plug-in's file name */
+    const char *name;        /* in messages, and what MPI_Get_library_version has for this MPI only */
+    const char *launcher[4]; /* variables of its own launcher */
 } flavour;
 
 /* In the order in which they are tried when nothing tells. */
 static const flavour flavours[] = {
-    {"openmpi", "Open MPI", "Open MPI", {"OMPI_COMM_WORLD_SIZE", "OMPI_UNIVERSE_SIZE", "PMIX_NAMESPACE", NULL}},
-    {"mpich", "MPICH", "MPICH", {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", NULL}},
+    {"openmpi", "Open MPI", {"OMPI_COMM_WORLD_SIZE", "OMPI_UNIVERSE_SIZE", "PMIX_NAMESPACE", NULL}},
+    {"mpich", "MPICH", {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", NULL}},
 };
 enum { FLAVOURS = sizeof(flavours) / sizeof(*flavours) };
-
-static const char *value_of(const char *variable)
-{
-    const char *s = getenv(variable);
-    return s != NULL && s[0] != '\0' ? s : NULL;
-}
 
 /* -- which --------------------------------------------------------------------------------------------------------- */
 /* What the process has: FLAVOURS when it has none, -1 with an error raised when it is one that Muster does not know. */
@@ -49,7 +43,7 @@ static int loaded_flavour(mu_context *c)
     int n = 0;
     get_version(version, &n);
     for (int i = 0; i < FLAVOURS; i++) {
-        if (strstr(version, flavours[i].version) != NULL) {
+        if (strstr(version, flavours[i].name) != NULL) {
             return i;
         }
     }
@@ -62,7 +56,7 @@ static int launched_flavour(void)
 {
     for (int i = 0; i < FLAVOURS; i++) {
         for (const char *const *v = flavours[i].launcher; *v != NULL; v++) {
-            if (value_of(*v) != NULL) {
+            if (mui_environment(*v) != NULL) {
                 return i;
             }
         }
@@ -73,7 +67,7 @@ static int launched_flavour(void)
 /* FLAVOURS: any. -1: an error was raised. */
 static int choose(mu_context *c, bool lent)
 {
-    const char *asked = value_of("MUSTER_MPI");
+    const char *asked = mui_environment("MUSTER_MPI");
     int wanted = FLAVOURS, loaded = loaded_flavour(c);
     for (int i = 0; i < FLAVOURS && asked != NULL; i++) {
         wanted = strcmp(asked, flavours[i].key) == 0 ? i : wanted;
@@ -112,7 +106,7 @@ static int list_places(char place[PLACES][PATH_MAX])
 {
     static const char anchor = 0; /* lies in the library, or in the program when that has the library inside */
     int n = 0;
-    const char *asked = value_of("MUSTER_PLUGINS");
+    const char *asked = mui_environment("MUSTER_PLUGINS");
     if (asked != NULL) {
         n += snprintf(place[n], PATH_MAX, "%s", asked) < PATH_MAX;
     }

@@ -1,27 +1,22 @@
 /* Reasons not to wait any longer over MPI, and what there is to say about who is missing. Ranks cannot look at each
  * other: whoever waits for long says so to the others, and who has not said so is missing. */
 #include "base/os.h"
+#include "comm/missing_words.h"
 #include "comm/mpi_group.h"
-#include "comm/naming.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#define LACK_BYTES 400
 #define WHO_BYTES (MUI_MPI_SEEN_BYTES + 120)
-#define MOST_NAMED 2 /* late ranks that are described; others are counted */
 
 /* -- names --------------------------------------------------------------------------------------------------------- */
 /* True when rank q is not known to be at this call too, or past it. */
-static bool lacks(const mui_mpi *g, const mui_mpi_call *call, int q)
+static bool lacks(const mu_group *g, const mu_request *call, int q)
 {
-    uint64_t n = call->base.number;
-    const mui_mpi_peer *p = &g->peers[q];
-    if (q == g->base.rank) {
-        return false;
-    }
-    return p->calls <= n || (call->state == MUI_MPI_MOVING && p->completed < n);
+    uint64_t n = call->number;
+    const mui_mpi_peer *p = &((const mui_mpi *)g)->peers[q];
+    return p->calls <= n || (((const mui_mpi_call *)call)->state == MUI_MPI_MOVING && p->completed < n);
 }
 
 /* What is known of it: by its last message, or by the descriptors of the last call it has brought. */
@@ -34,49 +29,28 @@ static uint64_t last_seen(const mui_mpi *g, int q, const char **seen)
 }
 
 /* "rank 1 (after 12 calls, last seen: after reduction 3 (ddp `net`), forward, layer1.0)" */
-static void name_rank(const mui_mpi *g, int q, char *out, size_t size)
+static void name_rank(const mu_group *g, int q, char *out, size_t size)
 {
     const char *seen;
-    uint64_t calls = last_seen(g, q, &seen);
+    uint64_t calls = last_seen((const mui_mpi *)g, q, &seen);
     snprintf(out, size, "rank %d (after %" PRIu64 " calls%s%s)", q, calls, seen[0] != '\0' ? ", last seen: " : "", seen);
 }
 
-static void name_lack(const mui_mpi *g, int q, mui_lack why, char *out, size_t size)
+static uint64_t calls_of(const mu_group *g, int q)
 {
-    char lack[LACK_BYTES] = "";
     const char *seen;
-    if (g->base.lack != NULL) {
-        g->base.lack(g->base.lack_user, q, last_seen(g, q, &seen), why, lack, sizeof(lack));
-    }
-    snprintf(out, size, "%s%s", lack[0] != '\0' ? "; " : "", lack);
+    return last_seen((const mui_mpi *)g, q, &seen);
 }
 
-static void name_missing(const mui_mpi *g, const mui_mpi_call *call, mui_lack why, char *out, size_t size)
+/* At the call that is awaited. */
+static mui_missing missing(const mui_mpi *g)
 {
-    size_t used = 0;
-    int named = 0, others = 0;
-    out[0] = '\0';
-    for (int q = 0; q < g->base.size; q++) {
-        if (!lacks(g, call, q)) {
-            continue;
-        }
-        if (named == MOST_NAMED) {
-            others++;
-            continue;
-        }
-        char who[WHO_BYTES], lack[LACK_BYTES + 4];
-        name_rank(g, q, who, sizeof(who));
-        name_lack(g, q, why, lack, sizeof(lack));
-        mui_join(out, size, &used, ", and ", who);
-        mui_join(out, size, &used, "", lack);
-        named++;
-    }
-    if (others > 0) {
-        char text[48];
-        snprintf(text, sizeof(text), ", and %d more", others);
-        mui_join(out, size, &used, "", text);
-    }
-    if (named == 0) {
+    return (mui_missing){&g->base, &g->first->base, lacks, name_rank, calls_of};
+}
+
+static void describe(const mui_missing *m, mui_lack why, char *out, size_t size)
+{
+    if (mui_missing_describe(m, why, out, size) == 0) {
         snprintf(out, size, "nobody: all ranks have brought their part, but MPI does not complete it");
     }
 }
@@ -91,25 +65,6 @@ static void name_call(const mui_mpi *g, const mui_mpi_call *call, char out[MUI_I
     mui_call_describe(&slot, out, MUI_IDENTITY_TEXT);
 }
 
-/* "rank 1", "ranks 1, 2" */
-static void list_missing(const mui_mpi *g, const mui_mpi_call *call, char *out, size_t size)
-{
-    size_t used = 0;
-    int count = 0;
-    char one[16];
-    for (int q = 0; q < g->base.size; q++) {
-        count += lacks(g, call, q);
-    }
-    out[0] = '\0';
-    mui_join(out, size, &used, "", count == 0 ? "MPI" : count > 1 ? "ranks" : "rank");
-    for (int q = 0, k = 0; q < g->base.size; q++) {
-        if (lacks(g, call, q)) {
-            snprintf(one, sizeof(one), "%s%d", k++ > 0 ? ", " : " ", q);
-            mui_join(out, size, &used, "", one);
-        }
-    }
-}
-
 /* -- looking ------------------------------------------------------------------------------------------------------- */
 void mui_mpi_stall_over(mui_mpi *g)
 {
@@ -119,9 +74,10 @@ void mui_mpi_stall_over(mui_mpi *g)
 
 static void break_for_leaver(mui_mpi *g, int q)
 {
-    char who[WHO_BYTES], what[MUI_IDENTITY_TEXT], lack[LACK_BYTES + 4], text[MUI_BROKEN_BYTES];
-    name_rank(g, q, who, sizeof(who));
-    name_lack(g, q, MUI_LACK_LEFT, lack, sizeof(lack));
+    char who[WHO_BYTES], what[MUI_IDENTITY_TEXT], lack[MUI_LACK_BYTES + 4], text[MUI_BROKEN_BYTES];
+    const mui_missing m = missing(g);
+    name_rank(&g->base, q, who, sizeof(who));
+    mui_missing_lack(&m, q, MUI_LACK_LEFT, lack, sizeof(lack));
     name_call(g, g->first, what);
     snprintf(text, sizeof(text), "%s closed the group while rank %d waits at %s%s", who, g->base.rank, what, lack);
     mui_mpi_give_up(g, MU_ERR_PEER, text);
@@ -144,11 +100,12 @@ static bool look_at_clock(mui_mpi *g, double since)
 {
     char what[MUI_IDENTITY_TEXT], who[MUI_BROKEN_BYTES], text[MUI_BROKEN_BYTES];
     const mui_mpi_call *call = g->first;
+    const mui_missing m = missing(g);
     double waited = mui_now() - since;
     say_where(g, call, waited);
     if (waited >= g->base.timeout_seconds) {
         name_call(g, call, what);
-        name_missing(g, call, MUI_LACK_DEAD, who, sizeof(who));
+        describe(&m, MUI_LACK_DEAD, who, sizeof(who));
         snprintf(text, sizeof(text), "rank %d waited %.1f s for %s: missing %.1000s", g->base.rank, waited, what, who);
         mui_mpi_give_up(g, MU_ERR_TIMEOUT, text);
         return false;
@@ -156,9 +113,11 @@ static bool look_at_clock(mui_mpi *g, double since)
     if (waited >= g->base.warn_seconds && g->warned != call->base.number + 1) {
         g->warned = call->base.number + 1;
         g->warned_since = since;
-        list_missing(g, call, g->warned_who, sizeof(g->warned_who));
+        if (mui_missing_list(&m, g->warned_who, sizeof(g->warned_who)) == 0) {
+            snprintf(g->warned_who, sizeof(g->warned_who), "MPI");
+        }
         name_call(g, call, what);
-        name_missing(g, call, MUI_LACK_LATE, who, sizeof(who));
+        describe(&m, MUI_LACK_LATE, who, sizeof(who));
         mui_log(g->base.context, MU_LOG_WARN, "waiting for %.1f s at %s: missing %s", waited, what, who);
     }
     return true;

@@ -1,5 +1,5 @@
-/* The plug-in: MPI behind the table of mpi_table.h. Compiled once for each MPI, with MUI_MPI_NAME and MUI_MPI_VERSION
- * (a word that MPI_Get_library_version has for no other MPI). Knows nothing of the library but that table.
+/* The plug-in: MPI behind the table of mpi_table.h. Compiled once for each MPI, with MUI_MPI_NAME, which
+ * MPI_Get_library_version has for no other MPI. Knows nothing of the library but that table.
  *
  * MPI is a thing of the process, not of a context: whether Muster has initialised it, and how many groups use it, is
  * kept here, in the only mutable globals there are. They are atomic, and MPI itself is called by one thread at a time
@@ -60,7 +60,7 @@ static bool right_library(char *why, size_t size)
     char version[MPI_MAX_LIBRARY_VERSION_STRING + 1] = "";
     int n = 0;
     MPI_Get_library_version(version, &n);
-    if (strstr(version, MUI_MPI_VERSION) == NULL) {
+    if (strstr(version, MUI_MPI_NAME) == NULL) {
         version[strcspn(version, "\n,")] = '\0';
         snprintf(why, size, "this process has the MPI `%.100s`, for which the plug-in for " MUI_MPI_NAME " was not made",
                  version);
