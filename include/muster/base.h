@@ -74,7 +74,8 @@ typedef struct mu_context_options {
     int threads;              /* compute threads of this rank; 0: OMP_NUM_THREADS if set, else 1. A process may fork at any
                                  time (not within a call); the child uses contexts that it opens itself, not the parent's */
     mu_kernel_choice kernels; /* which kernels compute */
-    bool no_winograd;         /* no Winograd: 4 (64 channels) to 11 times (512) the rounding error of direct ones */
+    bool no_winograd;         /* never use Winograd convolutions, which have 4 (64 channels) to 11 times (512) the
+                                 rounding error of direct ones */
     bool profile;             /* time every kernel, see muster/profile.h */
     mu_log_level log_level;   /* messages above this level are dropped; 0: MU_LOG_WARN */
     mu_log_fn log;            /* NULL: one line each to stderr, with rank when there is a group */

@@ -33,7 +33,8 @@ typedef enum mu_group_engine {
 typedef struct mu_group_options {
     double timeout_seconds; /* of every wait; 0: MUSTER_TIMEOUT if set, else 600 */
     double warn_seconds;    /* a wait this long is logged once, naming who is missing, and so is its end; 0: 10 */
-    size_t arena_bytes;     /* shared memory each rank may use, reserved but not touched; 0: a quarter of RAM */
+    size_t arena_bytes;     /* shared memory each rank may use, reserved but not touched; over MPI, what mu_group_alloc may
+                               hand out on each rank. 0: a quarter of RAM */
     mu_group_engine engine; /* of mu_group_from_env */
 } mu_group_options;
 
