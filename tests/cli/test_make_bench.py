@@ -53,7 +53,7 @@ def quick(work):
 
 
 def tables(work, results):
-    """Ratios and spreads of made-up rounds; a second file's workloads replace those of the first."""
+    """Ratios and spreads of made-up rounds; a second file's workloads replace those of the first, and may have other peers."""
     one = results["workloads"][0]
     names = list(one["rounds"][0])
     for ours, theirs in ((10, 20), (10, 40), (30, 90)):
@@ -62,8 +62,10 @@ def tables(work, results):
             r[n]["step_ms"]["median"] = ours if n == "Muster" else theirs
         one["rounds"].append(r)
     one["rounds"] = one["rounds"][1:]
+    fewer = dict(one, name="fewer", title="fewer peers", rounds=[{"Muster": r["Muster"], "PyTorch 0.1": r[names[1]]}
+                                                                 for r in one["rounds"]])
     paths = [os.path.join(work, n) for n in ("a.json", "b.json", "page.md")]
-    for path, w in zip(paths, (results["workloads"], [dict(one, title="the later one")])):
+    for path, w in zip(paths, (results["workloads"], [dict(one, title="the later one"), fewer])):
         with open(path, "w", encoding="utf-8") as f:
             json.dump(dict(results, workloads=w), f)
     subprocess.run([sys.executable, os.path.join(BENCH, "table.py"), "--out", paths[2]] + paths[:2], check=True, timeout=60)
@@ -71,6 +73,7 @@ def tables(work, results):
         page = f.read()
     # Rounds' ratios are 2, 4 and 3: their median is 3, though that of the times would be 40 / 10.
     assert "| the later one | 10.0 [10.0..30.0] | **3.00 x** |" in page, page
+    assert "| fewer peers | 10.0 [10.0..30.0] | **3.00 x** | PyTorch 0.1 |  | 3.00 x |" in page, page
     assert page.count("### the later one") == 1 and "### MLP 784-256-128-10, batch 64\n" not in page, page
 
 
