@@ -141,6 +141,8 @@ static void wait_for_data_or_a_hook(mu_group *g, int rank, int size, void *arg)
     CHECK(strstr(text, hook ? "last seen: reduction 2 (ddp `Net`), hook `slow`, in it at bucket 2 of 6, for 0."
                             : ", waiting for its loader, for 0.") != NULL,
           "%s", text);
+    /* Its worker may still be in slow_get, with `source` of this frame. */
+    mu_loader_close(l);
 }
 
 static void loaders_and_hooks_are_places_too(void **state)
