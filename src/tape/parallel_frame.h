@@ -14,6 +14,14 @@ typedef struct mui_replica {
     mui_bound bound;
 } mui_replica;
 
+/* Where the replicas' gradients of a parameter are added up. */
+typedef struct mui_added {
+    const mu_parameter *parameter;
+    float *to;
+    int64_t floats;
+    bool accumulate; /* onto what is there */
+} mui_added;
+
 typedef struct mui_frame {
     mui_parallel *owner;   /* NULL: freed meanwhile */
     mu_context *context;
@@ -30,6 +38,9 @@ typedef struct mui_frame {
     bool wants;            /* and a gradient for them */
     const float *dy;       /* backward: of all rows of the result */
     int64_t row;           /* its floats in a row */
+    mui_added *sums;       /* arena of the main tape */
+    int sum_count;
+    int64_t sum_floats;    /* of all sums */
 } mui_frame;
 
 struct mui_parallel {

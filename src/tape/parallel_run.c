@@ -1,6 +1,7 @@
 /* What replicas leave behind: gradients, summed in their order, and late notes. */
 #include "tape/parallel_frame.h"
 #include "base/alloc.h"
+#include "base/profile.h"
 
 #include <string.h>
 
@@ -123,19 +124,78 @@ static void backward_one(void *user, int i)
     }
 }
 
-/* The replicas' gradients of p, the node's input k. */
-static mu_status add_parameter(mui_backward *b, mui_frame *f, mu_tensor *value)
+/* The replica's gradient of p, or NULL. */
+static const float *gradient_of(const mui_replica *r, const mu_parameter *p)
 {
-    mu_status s = MU_OK;
-    for (int i = 0; i < f->used && s == MU_OK; i++) {
-        const mui_shadows *all = &f->replicas[i].tape->shadows;
-        const mu_parameter *q = mui_shadow_of(all, value->parameter);
-        if (q == NULL || q->grad_state == MUI_GRAD_NONE) {
+    const mui_shadows *s = &r->tape->shadows;
+    const mu_parameter *q = mui_shadow_of(s, p);
+    return q != NULL && q->grad_state != MUI_GRAD_NONE ? s->store.grads + q->offset : NULL;
+}
+
+/* Elements from <= i < to of one parameter, the replicas' in their order: block by block, so that a sum is written once. */
+static void add_range(const mui_frame *f, const mui_added *s, int64_t from, int64_t to)
+{
+    enum { BLOCK = 4096 };
+    for (int64_t at = from; at < to; at += BLOCK) {
+        int64_t n = to - at < BLOCK ? to - at : BLOCK;
+        bool add = s->accumulate;
+        for (int r = 0; r < f->used; r++) {
+            const float *g = gradient_of(&f->replicas[r], s->parameter);
+            if (g != NULL && add) {
+                mui_axpy(NULL, n, 1.0f, g + at, s->to + at);
+            } else if (g != NULL) {
+                memcpy(s->to + at, g + at, (size_t)n * sizeof(float));
+            }
+            add = add || g != NULL;
+        }
+    }
+}
+
+/* Its part of all parameters, laid end to end. */
+static void add_one(void *user, int i)
+{
+    const mui_frame *f = user;
+    int64_t from = f->sum_floats / f->used * i, to = i < f->used - 1 ? f->sum_floats / f->used * (i + 1) : f->sum_floats;
+    int64_t at = 0;
+    for (int k = 0; k < f->sum_count; k++) {
+        const mui_added *s = &f->sums[k];
+        int64_t first = from > at ? from - at : 0, end = to - at < s->floats ? to - at : s->floats;
+        add_range(f, s, first, end);
+        at += s->floats;
+    }
+}
+
+/* The gradients of what the node reads but x: every replica's thread adds a part, the result is the same for any cut. */
+static mu_status add_parameters(mui_backward *b, mui_node *n, mui_frame *f, int first)
+{
+    f->sums = mui_arena_alloc(&b->tape->arena, (size_t)(n->in_count + 1) * sizeof(*f->sums));
+    f->sum_count = 0;
+    f->sum_floats = 0;
+    for (int k = first; f->sums != NULL && k < n->in_count; k++) {
+        const mu_parameter *p = n->in[k]->parameter;
+        bool came = false;
+        for (int r = 0; r < f->used && !came; r++) {
+            came = gradient_of(&f->replicas[r], p) != NULL;
+        }
+        if (!came || !mui_wants_grad(b, n, k)) {
             continue;
         }
-        mui_storage part = {.data = all->store.grads + q->offset, .bytes = q->capacity * sizeof(float), .refs = 2};
-        s = mui_grads_add(b, value, &part, q->value.layout);
+        mui_added *s = &f->sums[f->sum_count++];
+        s->parameter = p;
+        s->floats = mui_floats_in_layout(p->value.dims, p->value.layout);
+        s->to = mui_grad_out(b, n, k, p->value.layout, &s->accumulate);
+        f->sum_floats += s->floats;
+        if (s->to == NULL) {
+            return mu_context_status(f->context);
+        }
     }
+    if (f->sums == NULL) {
+        return MU_ERR_NOMEM;
+    }
+    mui_timer t;
+    mui_timer_start(&t, f->context, MUI_KIND_ELEMENTWISE);
+    mu_status s = mui_frame_run(f, add_one, n->module);
+    mui_timer_stop(&t, 0, (double)f->sum_floats * (double)sizeof(float) * (f->used + 1));
     return s;
 }
 
@@ -185,10 +245,11 @@ static mu_status parallel_backward(mui_backward *b, mui_node *n)
     int64_t rows = n->out->dims.dim[0];
     f->row = rows > 0 ? mui_dims_elements(n->out->dims) / rows : 0;
     mu_status s = mui_frame_run(f, backward_one, n->module);
-    for (int k = 0; k < n->in_count && s == MU_OK; k++) {
-        if (mui_wants_grad(b, n, k)) {
-            s = k == 0 && a->has_x ? add_input(b, n, f) : add_parameter(b, f, n->in[k]);
-        }
+    if (s == MU_OK && a->has_x && mui_wants_grad(b, n, 0)) {
+        s = add_input(b, n, f);
+    }
+    if (s == MU_OK) {
+        s = add_parameters(b, n, f, a->has_x);
     }
     for (int i = 0; i < f->used; i++) {
         mui_shadows *all = &f->replicas[i].tape->shadows;
