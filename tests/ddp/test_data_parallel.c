@@ -266,6 +266,44 @@ static void bitwise(void **state)
     free(first);
 }
 
+/* Gradients of the sum of all outputs for these rows of a batch, added to what is there. */
+static snapshot sum_of_rows(mu_module *m, mu_tape *t, int64_t first, int64_t rows)
+{
+    mu_tensor *x = mu_narrow(t, batch(t, "mlp", 7, 1), 0, first, rows);
+    assert_int_equal(mu_backward(t, mu_sum(t, mu_forward(t, m, x))), MU_OK);
+    snapshot s = snap(m);
+    mu_tape_reset(t);
+    return s;
+}
+
+/* ((g0 + g1) + g2) + g3, bit for bit, from parts that were computed alone; and the same added to a gradient. */
+static void sums_keep_the_order(void **state)
+{
+    (void)state;
+    for (int replicas = 2; replicas <= 4; replicas++) {
+        mu_context *c = open_quiet(6);
+        mu_module *m = build(c, "mlp", replicas), *alone = build(c, "mlp", 0);
+        mu_tape *t = mu_tape_new(c, NULL);
+        float expected[(12 + 1) * 9 + (9 + 1) * 4];
+        int64_t chunk = (7 + replicas - 1) / replicas;
+        for (int time = 0; time < 2; time++) {
+            snapshot s = sum_of_rows(m, t, 0, 7);
+            assert_int_equal(s.count, sizeof(expected) / sizeof(*expected));
+            for (int64_t first = 0; first < 7; first += chunk) {
+                assert_int_equal(mu_module_zero_grad(alone), MU_OK);
+                snapshot part = sum_of_rows(alone, t, first, 7 - first < chunk ? 7 - first : chunk);
+                for (int64_t i = 0; i < s.count; i++) {
+                    expected[i] = time == 0 && first == 0 ? part.grads[i] : expected[i] + part.grads[i];
+                }
+                snap_free(&part);
+            }
+            assert_memory_equal(s.grads, expected, sizeof(expected));
+            snap_free(&s);
+        }
+        close_fine(c);
+    }
+}
+
 /* -- graphs ----------------------------------------------------------------------------------------------------- */
 static void several_forwards(void **state)
 {
@@ -746,7 +784,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_one),        cmocka_unit_test(inputs_and_outputs), cmocka_unit_test(batch_norm),
-        cmocka_unit_test(dropout),           cmocka_unit_test(bitwise),            cmocka_unit_test(several_forwards),
+        cmocka_unit_test(dropout),           cmocka_unit_test(bitwise),            cmocka_unit_test(sums_keep_the_order),
+        cmocka_unit_test(several_forwards),
         cmocka_unit_test(with_checkpointing), cmocka_unit_test(steady_memory),     cmocka_unit_test(absent_reasons),
         cmocka_unit_test(one_replica_fails), cmocka_unit_test(refused),            cmocka_unit_test(modes),
         cmocka_unit_test(stale),             cmocka_unit_test(removed),           cmocka_unit_test(out_of_memory),      cmocka_unit_test(within_ddp),
