@@ -500,6 +500,27 @@ static void absent_reasons(void **state)
     assert_int_equal(run_threads(2, absences, NULL, NULL, true), 0);
 }
 
+/* A gradient that only the second replica has is written, not added to what an earlier step left. */
+static void first_has_none(void **state)
+{
+    (void)state;
+    mu_context *c = open_quiet(6);
+    mu_module *m = odd(c, 2);
+    mu_tape *t = mu_tape_new(c, NULL);
+    float grads[2][2];
+    for (int time = 0; time < 2; time++) {
+        mu_tensor *x = mu_tensor_from(t, MU_DIMS(2, 2), (const float[]){1, 2, -3, 4});
+        assert_int_equal(mu_backward(t, mu_mean(t, mu_forward(t, m, x))), MU_OK);
+        mu_tensor *g = mu_parameter_grad(mu_module_get_parameter(m, "module.some.w"));
+        assert_int_equal(mu_tensor_read(g, grads[time], 2), MU_OK);
+        assert_true(grads[time][0] != 0.0F);
+        mu_tape_reset(t);
+        assert_int_equal(mu_module_zero_grad(m), MU_OK);
+    }
+    assert_memory_equal(grads[0], grads[1], sizeof(grads[0]));
+    close_fine(c);
+}
+
 static void one_replica_fails(void **state)
 {
     (void)state;
@@ -785,6 +806,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_one),        cmocka_unit_test(inputs_and_outputs), cmocka_unit_test(batch_norm),
         cmocka_unit_test(dropout),           cmocka_unit_test(bitwise),            cmocka_unit_test(sums_keep_the_order),
+        cmocka_unit_test(first_has_none),
         cmocka_unit_test(several_forwards),
         cmocka_unit_test(with_checkpointing), cmocka_unit_test(steady_memory),     cmocka_unit_test(absent_reasons),
         cmocka_unit_test(one_replica_fails), cmocka_unit_test(refused),            cmocka_unit_test(modes),
