@@ -30,10 +30,10 @@ static bool write_all(int fd, const char *data, size_t n)
 /* One line with its newline, or a piece of one that is too long. */
 static void emit(launch *l, rank_process *p, stream *s, const char *line, size_t n)
 {
-    if (p->log >= 0) {
+    if (p->log >= 0 && (p->to_file & s->to) != 0) {
         write_all(p->log, line, n);
     }
-    if ((p->log < 0 || p->rank == 0) && !l->mute[s->to]) {
+    if ((p->to_terminal & s->to) != 0 && !l->mute[s->to]) {
         char text[RUN_LINE_BYTES + 24];
         size_t used = p->rank == 0 ? 0 : (size_t)snprintf(text, 24, "[%d] ", p->rank);
         memcpy(text + used, line, n);

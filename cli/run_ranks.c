@@ -17,85 +17,25 @@
 #include <time.h>
 #include <unistd.h>
 
-#define GRACE_SECONDS 5.0 /* between SIGTERM and SIGKILL */
+/* Between what asks ranks to end and SIGKILL, in seconds: after a failure they have nothing to save any more; after a signal
+ * to the launcher they may have, and 30 is what torchrun and Slurm give. */
+#define GRACE_AFTER_FAILURE 5
+#define GRACE_AFTER_SIGNAL 30
 /* Between a failure and SIGTERM to the others: whoever waits for the failed rank notices within 0.05 s, and says what
  * it was doing. */
 #define WORDS_SECONDS 0.3
+
+static double grace(const launch *l)
+{
+    bool asked = l->got_signal != 0 || l->passed_on != 0;
+    return l->shutdown >= 0 ? l->shutdown : asked ? GRACE_AFTER_SIGNAL : GRACE_AFTER_FAILURE;
+}
 
 double run_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* -- the guard --------------------------------------------------------------------------------------------------- */
-/* Reads process groups from the launcher: a positive number begins, a negative one ends. At the end of the pipe it
- * kills those that have not ended. */
-static void guard_groups(int fd)
-{
-    static pid_t groups[RUN_MOST_RANKS];
-    int count = 0;
-    for (;;) {
-        pid_t g;
-        ssize_t n = read(fd, &g, sizeof(g));
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n != (ssize_t)sizeof(g)) {
-            break;
-        }
-        if (g > 0 && count < RUN_MOST_RANKS) {
-            groups[count++] = g;
-        }
-        for (int i = 0; i < count && g < 0; i++) {
-            if (groups[i] == -g) {
-                groups[i] = groups[--count];
-                break;
-            }
-        }
-    }
-    for (int i = 0; i < count; i++) {
-        kill(-groups[i], SIGKILL);
-    }
-    _exit(0);
-}
-
-bool run_start_guard(launch *l)
-{
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) {
-        return false;
-    }
-    fflush(NULL);
-    l->guard = fork();
-    if (l->guard == 0) {
-        /* Out of reach of what a terminal or a `kill -PGID` sends to the launcher's group. */
-        setpgid(0, 0);
-        signal(SIGINT, SIG_IGN);
-        signal(SIGTERM, SIG_IGN);
-        signal(SIGHUP, SIG_IGN);
-        close(ends[1]);
-        guard_groups(ends[0]);
-    }
-    close(ends[0]);
-    l->guard_fd = ends[1];
-    return l->guard > 0;
-}
-
-static void tell_guard(launch *l, pid_t group)
-{
-    /* A dead guard is no reason to stop: PR_SET_PDEATHSIG still covers the ranks themselves. */
-    ssize_t n = write(l->guard_fd, &group, sizeof(group));
-    (void)n;
-}
-
-void run_end_guard(launch *l)
-{
-    if (l->guard_fd >= 0) {
-        close(l->guard_fd);
-        waitpid(l->guard, NULL, 0);
-    }
 }
 
 /* -- starting a rank --------------------------------------------------------------------------------------------- */
@@ -116,12 +56,13 @@ static void set_environment(const launch *l, int rank)
     set_number("GROUP_WORLD_SIZE", 1);
     set_number("ROLE_RANK", rank);
     set_number("ROLE_WORLD_SIZE", l->size);
-    setenv("ROLE_NAME", "default", 1);
+    setenv("ROLE_NAME", l->role, 1);
     setenv("MASTER_ADDR", l->master_addr, 1);
     setenv("MASTER_PORT", l->master_port, 1);
     set_number("TORCHELASTIC_RESTART_COUNT", l->restart);
     set_number("TORCHELASTIC_MAX_RESTARTS", l->max_restarts);
-    setenv("TORCHELASTIC_RUN_ID", l->job, 1);
+    setenv("TORCHELASTIC_RUN_ID", l->run_id != NULL ? l->run_id : l->job, 1);
+    unsetenv("TORCHELASTIC_USE_AGENT_STORE"); /* of a torchrun around us; PyTorch's rank 0 has to open its own store */
     setenv("MUSTER_JOB", l->job, 1);
     if (l->size > 1) {
         setenv("OMP_NUM_THREADS", "1", 0);
@@ -159,10 +100,22 @@ static void become_rank(const launch *l, int rank, pid_t parent, int out, int er
     _exit(127);
 }
 
+/* As torchrun has it; but a directory for logs alone means all output of all ranks. */
+static void choose_outputs(const launch *l, rank_process *p)
+{
+    int redirect = run_mask_of(l->redirects, p->rank), tee = run_mask_of(l->tee, p->rank), both = RUN_OUT | RUN_ERR;
+    bool said = l->redirects != NULL || l->tee != NULL;
+    p->to_file = said ? redirect | tee : l->log_dir != NULL ? both : 0;
+    p->to_terminal = said ? both & ~(redirect & ~tee) : l->log_dir == NULL || p->rank == 0 ? both : 0;
+    if (l->filter != NULL) {
+        p->to_terminal = run_list_has(l->filter, p->rank) ? said ? p->to_terminal : both : 0;
+    }
+}
+
 static bool open_log(const launch *l, rank_process *p)
 {
     p->log = -1;
-    if (l->log_dir == NULL) {
+    if (p->to_file == 0) {
         return true;
     }
     char path[PATH_MAX];
@@ -180,8 +133,9 @@ int run_start_rank(launch *l, int rank)
     char *lines[2] = {p->out.line, p->err.line};
     *p = (rank_process){.rank = rank, .log = -1, .out = {-1, 1, 0, lines[0]}, .err = {-1, 2, 0, lines[1]}};
     int out[2] = {-1, -1}, err[2], report[2];
+    choose_outputs(l, p);
     /* On a terminal rank 0 writes straight to it, as a program of its own would. */
-    bool direct = rank == 0 && l->log_dir == NULL && isatty(1);
+    bool direct = rank == 0 && (p->to_file & RUN_OUT) == 0 && (p->to_terminal & RUN_OUT) != 0 && isatty(1);
     if (!open_log(l, p)) {
         return CLI_FAILED;
     }
@@ -197,7 +151,7 @@ int run_start_rank(launch *l, int rank)
     }
     setpgid(pid, pid); /* both sides do, so that it is done before either goes on; fails after the exec */
     p->pid = pid;
-    tell_guard(l, pid);
+    run_tell_guard(l, pid);
     close(out[1]);
     close(err[1]);
     close(report[1]);
@@ -227,7 +181,7 @@ void run_stop_all(launch *l, int sig)
 {
     if (!l->stopping) {
         l->stopping = true;
-        l->deadline = run_now() + GRACE_SECONDS;
+        l->deadline = run_now() + grace(l);
         signal_all(l, sig);
     }
 }
@@ -271,7 +225,7 @@ static void reap(launch *l)
         if (p == NULL) {
             continue; /* the guard */
         }
-        tell_guard(l, -p->pid);
+        run_tell_guard(l, -p->pid);
         p->pid = 0;
         run_drain(l, p);
         if (failed && !known &&
@@ -281,7 +235,8 @@ static void reap(launch *l)
         }
     }
     if (l->failed >= 0 && !known) {
-        l->words = run_now() + WORDS_SECONDS;
+        /* Ranks that end after SIGUSR1 do so because they were told to; the others may have something to save yet. */
+        l->words = run_now() + (l->passed_on != 0 ? grace(l) : WORDS_SECONDS);
     }
 }
 
@@ -291,6 +246,11 @@ static void on_signal(launch *l)
     while (read(l->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
         int sig = (int)info.ssi_signo;
         if (sig == SIGCHLD) {
+            continue;
+        }
+        if (sig == SIGUSR1 || sig == SIGUSR2) {
+            l->passed_on = sig;
+            signal_all(l, sig);
             continue;
         }
         if (l->got_signal != 0) {

@@ -94,7 +94,13 @@ def test_variables():
 def test_usage():
     for args, says in [([], "no program"), (["-n"], "needs a value"), (["-n", "0", "true"], "-n is `0`"),
                        (["-n", "two", "true"], "-n is `two`"), (["--wrong", "true"], "unknown option `--wrong`"),
-                       (["--nnodes", "2", "true"], "one machine"), (["--max-restarts", "-1", "true"], "--max-restarts"),
+                       (["--nnodes", "2", "true"], "one machine"), (["--nnodes=1:2", "true"], "mpirun and srun"),
+                       (["--node_rank", "1", "true"], "--node-rank is `1`"), (["-m", "true"], "python3 -m"),
+                       (["--no-python=1", "true"], "--no-python takes no value"),
+                       (["--tee", "4", "true"], "--tee is `4`"), (["-r", "0:1,1", "true"], "--redirects is `0:1,1`"),
+                       (["--local_ranks_filter", "0,", "true"], "--local-ranks-filter is `0,`"),
+                       (["--shutdown_timeout", "x", "true"], "--shutdown-timeout is `x`"),
+                       (["-n", "gpu", "true"], "no GPU was found"), (["--max-restarts", "-1", "true"], "--max-restarts"),
                        (["-n", "2", "./no-such-program"], "cannot run ./no-such-program: No such file")]:
         done = muster(*args)
         assert done.returncode == 2 and says in done.stderr, (args, done)
@@ -103,9 +109,17 @@ def test_usage():
     assert text.returncode == 0 and text.stdout.startswith("usage: muster run")
     # torchrun's spellings, and a program's own options
     for args in (["--nproc_per_node=2", "--standalone", "--no_python"], ["--nproc-per-node", "2", "--nnodes=1"],
-                 ["-n2", "--"], ["-n", "2", "--no-python", "--max_restarts", "0", "--master_port=4321"]):
+                 ["-n2", "--"], ["-n=2", "--node_rank=0", "--rdzv-backend=c10d", "--rdzv_endpoint", "localhost:0",
+                                 "--rdzv-conf", "a=b", "--monitor_interval", "1", "--start-method", "spawn",
+                                 "--local-addr", "localhost", "--signals_to_handle", "SIGTERM"], ["-n", "2", "--no-python", "--max_restarts", "0", "--master_port=4321"]):
         done = muster(*args, "echo", "-n", "2", "--help")
-        assert done.returncode == 0 and "2 --help" in done.stdout, (args, done)
+        assert done.returncode == 0 and "2 --help" in done.stdout and "[1] " in done.stdout, (args, done)
+    for how, ranks in (("cpu", len(os.sched_getaffinity(0))), ("auto", len(os.sched_getaffinity(0))), ("gpu", 3)):
+        done = muster("--nproc-per-node", how, "sh", "-c", "echo $WORLD_SIZE", CUDA_VISIBLE_DEVICES="0,GPU-12,2")
+        assert len(done.stdout.splitlines()) == ranks and done.stdout.splitlines()[0].split()[-1] == str(ranks), done
+    assert "no GPU" in muster("-n", "gpu", "true", CUDA_VISIBLE_DEVICES="").stderr
+    done = muster("--role", "trainer", "--rdzv_id=run7", "sh", "-c", "echo $ROLE_NAME $TORCHELASTIC_RUN_ID $MUSTER_JOB")
+    assert re.fullmatch(r"trainer run7 muster-\S+\n", done.stdout), done
 
 
 def test_lines_stay_whole():
@@ -236,6 +250,63 @@ def test_logs():
         assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("stderr: why"), done
 
 
+def test_streams():
+    with tempfile.TemporaryDirectory() as d:
+        def run(*args):
+            logs = tempfile.mkdtemp(dir=d)
+            done = muster("-n", 3, "--log-dir", logs, *args, "sh", "-c", "echo o$RANK; echo e$RANK >&2")
+            assert done.returncode == 0, done
+            files = []
+            for r in range(3):
+                path = os.path.join(logs, f"rank-{r}.log")
+                if os.path.exists(path):
+                    with open(path, encoding="utf-8") as f:
+                        files += f.read().split()
+            return " ".join(sorted(re.sub(r"\[\d\] ", "", done.stdout + done.stderr).split())), " ".join(sorted(files))
+        all_of = "e0 e1 e2 o0 o1 o2"
+        assert run() == ("e0 o0", all_of)
+        assert run("-r", 3) == ("", all_of)
+        assert run("--redirects=1") == ("e0 e1 e2", "o0 o1 o2")
+        assert run("--tee", 2) == (all_of, "e0 e1 e2")
+        assert run("-t", "3", "-r", "1") == (all_of, all_of)
+        assert run("-r", "0:3,2:1", "-t1:2") == ("e1 e2 o1", "e0 e1 o0 o2")
+        assert run("-t", 3, "--local_ranks_filter=1,2") == ("e1 e2 o1 o2", all_of)
+        assert run("--local-ranks-filter", 1) == ("e1 o1", all_of)
+        done = muster("-r", 3, "echo", "hidden", TMPDIR=d)
+        made = re.fullmatch(r"muster run: logs are in (.*)\n", done.stderr)
+        assert made and made[1].startswith(d) and done.stdout == "", done
+        with open(os.path.join(made[1], "rank-0.log"), encoding="utf-8") as f:
+            assert f.read() == "hidden\n"
+
+
+def test_signals_that_are_passed_on():
+    # The ranks go on, or end as they like: code 5 here. Nobody is hurried because another was faster.
+    script = "trap 'sleep 0.$((RANK * 6)); echo saved; exit 5' USR1; echo ready; while :; do sleep 0.05; done"
+    p = start("-n", 2, "--max-restarts", 0, "sh", "-c", script)
+    assert {p.stdout.readline(), p.stdout.readline()} == {"ready\n", "[1] ready\n"}
+    p.send_signal(signal.SIGUSR1)
+    out, err = p.communicate(timeout=20)
+    assert p.returncode == 5 and "rank 0 exited with code 5" in err and out.count("saved") == 2, (p.returncode, out, err)
+    # Ended by it: no reason to begin again.
+    p = start("-n", 2, "--max-restarts", 3, "sh", "-c", "echo ready; sleep 20")
+    assert {p.stdout.readline(), p.stdout.readline()} == {"ready\n", "[1] ready\n"}
+    p.send_signal(signal.SIGUSR2)
+    err = p.communicate(timeout=20)[1]
+    assert p.returncode == 128 + signal.SIGUSR2 and "again" not in err, (p.returncode, err)
+    # What ends the launcher leaves time to save, but not for ever.
+    p = start("-n", 2, "--shutdown-timeout", 1, "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    assert {p.stdout.readline(), p.stdout.readline()} == {"ready\n", "[1] ready\n"}
+    began = time.monotonic()
+    p.send_signal(signal.SIGTERM)
+    p.communicate(timeout=20)
+    assert p.returncode == 128 + signal.SIGTERM and 0.9 < time.monotonic() - began < 4
+    p = start("-n", 2, "sh", "-c", "trap 'sleep 5.3; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done")
+    assert {p.stdout.readline(), p.stdout.readline()} == {"ready\n", "[1] ready\n"}
+    p.send_signal(signal.SIGTERM)
+    out = p.communicate(timeout=20)[0]
+    assert p.returncode == 128 + signal.SIGTERM and out.count("saved") == 2, (p.returncode, out)
+
+
 def test_restarts():
     script = ("echo run $RANK $TORCHELASTIC_RESTART_COUNT; if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT -lt 2 ]; "
               "then exit 9; fi; ")
@@ -329,18 +400,34 @@ def test_contradicting_ranks():
 
 
 def test_torchrun():
-    if subprocess.run(["/usr/bin/python3", "-c", "import torch.distributed.run"], stderr=subprocess.DEVNULL,
-                      check=False).returncode != 0:
+    """torchrun starts a Muster program, and sets no variable that muster run does not."""
+    some = False
+    for python in filter(None, ("/usr/bin/python3", os.environ.get("MUSTER_TORCH_PYTHON"))):
+        if subprocess.run([python, "-c", "import torch.distributed.run"], stderr=subprocess.DEVNULL,
+                          check=False).returncode != 0:
+            continue
+        some = True
+        script = f"env | sed \"s/^/$RANK:/\"; exec {FROM_ENV}"
+        with tempfile.TemporaryDirectory() as d:
+            # -r and -t: torch 1.13's default for them fails on Python 3.11.
+            done = subprocess.run([python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--no_python",
+                                   "-r", "0:1,1:1", "-t", "0:1,1:1", "--log_dir", d, "sh", "-c", script], timeout=120,
+                                  text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+        assert done.returncode == 0, done
+        for r in range(2):
+            assert f"shm {r} of 2 sum 3 context {r} of 2\n" in done.stdout, done.stdout
+        ours = muster("-n", 2, "--standalone", "--no_python", "sh", "-c", script)
+        names = [dict(re.findall(r"(?m)(?:^|[: \]])(1:[A-Z_]*(?:RANK|WORLD|ROLE|MASTER|ELASTIC|OMP)[A-Z_]*)=(.*)$", x.stdout))
+                 for x in (done, ours)]
+        assert len(names[0]) >= 12, done.stdout
+        # how PyTorch's own parts talk
+        apart = {f"1:TORCHELASTIC_{x}" for x in ("ERROR_FILE", "USE_AGENT_STORE", "SIGNALS_TO_HANDLE")}
+        assert names[0].keys() - apart <= names[1].keys(), names
+        for name in names[0].keys() - apart:
+            if not re.search("MASTER|RUN_ID|RESTART", name):  # its own port, name and number of restarts
+                assert names[0][name] == names[1][name], (name, names)
+    if not some:
         print("  skipped: no torch.distributed.run here")
-        return
-    with tempfile.TemporaryDirectory() as d:
-        # -r and -t: torch 1.13's default for them fails on Python 3.11.
-        done = subprocess.run(["/usr/bin/python3", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
-                               "2", "--no_python", "-r", "0:1,1:1", "-t", "0:1,1:1", "--log_dir", d, FROM_ENV], timeout=120,
-                              text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
-    assert done.returncode == 0, done
-    for r in range(2):
-        assert f"shm {r} of 2 sum 3 context {r} of 2\n" in done.stdout, done.stdout
 
 
 if __name__ == "__main__":
