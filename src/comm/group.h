@@ -16,6 +16,9 @@ typedef struct mui_identity {
     /* How often optimisers have changed what is reduced: their steps, and the updates of single parameters in them. Who
      * has made more or fewer of them than others has another replica. */
     uint64_t steps, updates; /* MUI_STEPS_LOADED and the steps since, where a file was loaded after the wrap */
+    /* Elements at the start of an all-reduce of which each rank needs only its own equal slice; what is in the others
+     * afterwards means nothing. Engines may reduce them all the same. Part of hash where it is not 0. */
+    uint64_t scattered;
     char text[MUI_IDENTITY_TEXT]; /* for people: "reduction 17 (ddp `D`)" */
 } mui_identity;
 

@@ -55,6 +55,8 @@ typedef struct mui_mpi_call {
     mui_mpi_request request;
     mui_mpi_header *own;           /* one, and one of each rank behind it */
     uint64_t rounds, started, ended;
+    uint64_t slice_rounds;         /* the first ones: an all-reduce's scattered part, */
+    size_t slice_bytes;            /* of which each rank gets so much, its own */
 } mui_mpi_call;
 
 typedef enum mui_mpi_round_state {

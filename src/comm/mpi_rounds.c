@@ -1,13 +1,15 @@
 /* How data moves over MPI once all ranks agree on a call: in rounds of a few megabytes.
  *
  * A round of an all-reduce scatters slices to the ranks that reduce them, reduces this rank's own, and shares the result
- * in place. A reduce-scatter has the first half of that, an all-gather and a broadcast the second. Several rounds are
+ * in place. A reduce-scatter has the first half of that, as has the scattered part of an all-reduce (mui_identity), an
+ * all-gather and a broadcast the second. Several rounds are
  * under way together, so one is scattered while another is shared; each channel gets them in the order in which they
  * were started, which is the same on all ranks. */
 #include "comm/mpi_group.h"
 #include "comm/reduce.h"
 #include "dev/pages.h"
 
+#include <limits.h>
 #include <string.h>
 
 static size_t element(const mui_mpi_call *call)
@@ -17,29 +19,61 @@ static size_t element(const mui_mpi_call *call)
 }
 
 /* Bytes of each rank's result that one round carries: where every rank has a part of its own, all of them must fit. */
-static size_t unit_of(const mui_mpi *g, const mui_mpi_call *call)
+static size_t unit_for(const mui_mpi *g, bool parts)
 {
-    bool parts = call->spec.kind == MUI_ALL_GATHER || call->spec.kind == MUI_REDUCE_SCATTER;
     size_t unit = g->round_bytes / (parts ? (size_t)g->base.size : 1) / 64 * 64;
     return unit > 0 ? unit : 64;
 }
 
+static size_t unit_of(const mui_mpi *g, const mui_mpi_call *call)
+{
+    return unit_for(g, call->spec.kind == MUI_ALL_GATHER || call->spec.kind == MUI_REDUCE_SCATTER);
+}
+
+/* A round that ends with the reduction: nobody else needs its result. */
+static bool ends_reduced(const mui_mpi_round *r)
+{
+    return r->call->spec.kind == MUI_REDUCE_SCATTER || r->index < r->call->slice_rounds;
+}
+
+/* Where the round's part of the result begins; of a scattered part, within each slice. */
 static size_t start_of(const mui_mpi *g, const mui_mpi_round *r)
 {
-    return (size_t)r->index * unit_of(g, r->call);
+    const mui_mpi_call *call = r->call;
+    return r->index < call->slice_rounds
+               ? (size_t)r->index * unit_for(g, true)
+               : call->slice_bytes * (size_t)g->base.size + (size_t)(r->index - call->slice_rounds) * unit_of(g, call);
 }
 
 static size_t bytes_of(const mui_mpi *g, const mui_mpi_round *r)
 {
-    size_t unit = unit_of(g, r->call), left = mui_spec_bytes(&r->call->spec) - start_of(g, r);
+    const mui_mpi_call *call = r->call;
+    bool slice = r->index < call->slice_rounds;
+    size_t unit = slice ? unit_for(g, true) : unit_of(g, call);
+    size_t left = (slice ? call->slice_bytes : mui_spec_bytes(&call->spec)) - start_of(g, r);
     return left < unit ? left : unit;
+}
+
+static uint64_t rounds_for(size_t bytes, size_t unit)
+{
+    return (bytes + unit - 1) / unit;
 }
 
 void mui_mpi_plan(const mui_mpi *g, mui_mpi_call *call)
 {
-    size_t bytes = mui_spec_bytes(&call->spec), unit = unit_of(g, call);
-    bool travelled = mui_spec_brings(&call->spec, g->base.size) <= MUI_INLINE_BYTES; /* in the descriptors */
-    call->rounds = travelled || g->base.size == 1 ? 0 : (bytes + unit - 1) / unit;
+    const mui_call_spec *s = &call->spec;
+    size_t bytes = mui_spec_bytes(s);
+    if (mui_spec_brings(s, g->base.size) <= MUI_INLINE_BYTES || g->base.size == 1) {
+        call->rounds = 0; /* it has travelled in the descriptors */
+        return;
+    }
+    if (s->kind == MUI_ALL_REDUCE && call->identified) {
+        call->slice_bytes =
+            (size_t)mui_scattered(&call->identity, g->base.size, s->type) * element(call) / (size_t)g->base.size;
+        call->slice_rounds = rounds_for(call->slice_bytes, unit_for(g, true));
+    }
+    call->rounds =
+        call->slice_rounds + rounds_for(bytes - call->slice_bytes * (size_t)g->base.size, unit_of(g, call));
 }
 
 /* Memory that belongs to the group, which MPI may have for as long as it likes. */
@@ -134,6 +168,30 @@ static void begin_reduce_scatter(mui_mpi *g, mui_mpi_round *r)
     scatter(g, r);
 }
 
+/* As a reduce-scatter, but in place. */
+static void begin_slices(mui_mpi *g, mui_mpi_round *r)
+{
+    const mui_call_spec *s = &r->call->spec;
+    size_t slice = r->call->slice_bytes, bytes = bytes_of(g, r), all = bytes * (size_t)g->base.size;
+    size_t whole = slice * (size_t)g->base.size;
+    bool ours = is_ours(g, s->out, whole) && whole <= INT_MAX; /* places are ints */
+    if (!make_room(g, r, all, ours ? 0 : all)) {
+        return;
+    }
+    same_places(g, r->counts, r->places, bytes);
+    same_places(g, r->got_counts, r->got_places, bytes);
+    r->base = ours ? s->out : r->stage;
+    for (int q = 0; q < g->base.size; q++) {
+        size_t from = (size_t)q * slice + start_of(g, r);
+        if (ours) {
+            r->places[q] = (int)from;
+        } else {
+            memcpy(r->stage + (size_t)q * bytes, (const char *)s->in + from, bytes);
+        }
+    }
+    scatter(g, r);
+}
+
 static void begin_all_gather(mui_mpi *g, mui_mpi_round *r)
 {
     size_t bytes = bytes_of(g, r);
@@ -172,7 +230,7 @@ bool mui_mpi_start_rounds(mui_mpi *g, mui_mpi_call *call)
         r->index = call->started++;
         g->rounds_started++;
         switch (call->spec.kind) {
-        case MUI_ALL_REDUCE: begin_all_reduce(g, r); break;
+        case MUI_ALL_REDUCE: r->index < call->slice_rounds ? begin_slices(g, r) : begin_all_reduce(g, r); break;
         case MUI_REDUCE_SCATTER: begin_reduce_scatter(g, r); break;
         case MUI_ALL_GATHER: begin_all_gather(g, r); break;
         case MUI_BROADCAST: begin_broadcast(g, r); break;
@@ -190,7 +248,10 @@ static void reduce(const mui_mpi *g, mui_mpi_round *r)
 {
     const mui_call_spec *s = &r->call->spec;
     size_t own = (size_t)r->got_counts[0];
-    void *out = s->kind == MUI_ALL_REDUCE ? r->base + r->places[g->base.rank] : (char *)s->out + start_of(g, r);
+    bool slice = s->kind == MUI_ALL_REDUCE && ends_reduced(r);
+    void *out = slice                        ? (char *)s->out + (size_t)g->base.rank * r->call->slice_bytes + start_of(g, r)
+                : s->kind == MUI_ALL_REDUCE ? r->base + r->places[g->base.rank]
+                                             : (char *)s->out + start_of(g, r);
     for (int q = 0; q < g->base.size; q++) {
         g->in[q] = r->scratch + r->got_places[q];
     }
@@ -206,7 +267,7 @@ static void end_round(const mui_mpi *g, mui_mpi_round *r)
         for (int q = 0; q < g->base.size; q++) {
             memcpy((char *)s->out + (size_t)q * whole + at, r->stage + (size_t)q * bytes, bytes);
         }
-    } else if (r->base == r->stage && (s->kind == MUI_ALL_REDUCE || (s->kind == MUI_BROADCAST && s->root != g->base.rank))) {
+    } else if (r->base == r->stage && !ends_reduced(r) && (s->kind == MUI_ALL_REDUCE || (s->kind == MUI_BROADCAST && s->root != g->base.rank))) {
         memcpy((char *)s->out + at, r->stage, bytes);
     }
     r->state = MUI_ROUND_FREE;
@@ -220,7 +281,7 @@ static void share(mui_mpi *g, mui_mpi_round *r)
     const mui_call_spec *s = &r->call->spec;
     int code = 0;
     g->rounds_shared++;
-    if (s->kind == MUI_REDUCE_SCATTER) {
+    if (ends_reduced(r)) {
         end_round(g, r);
         return;
     }

@@ -29,6 +29,12 @@ void mui_reduce_slice(int64_t n, int size, int rank, size_t bytes, int64_t *from
     *count = (first + many) * line < n ? many * line : n - *from;
 }
 
+uint64_t mui_scattered(const mui_identity *id, int size, mu_dtype type)
+{
+    uint64_t unit = 64 / mui_reducible_bytes(type) * (uint64_t)size;
+    return id->scattered % unit == 0 ? id->scattered : 0;
+}
+
 /* a = x op y; a may be x. Integers wrap. */
 #define COMBINE(name, type, expression)                                                                               \
     static void name(type *a, const type *x, const type *restrict y, int64_t n)                                       \

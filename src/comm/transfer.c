@@ -79,6 +79,26 @@ static void reduce_everywhere(const mui_local *g, const mui_call *call, char *co
     mui_reduce(call->spec.type, call->spec.op, g->base.size, in, g->base.size, out, count);
 }
 
+/* Each rank's slice into its own memory, the rest into all. No rank writes what another reads. */
+static void reduce_direct(const mui_local *g, const mui_call *call, char *base[MUI_MAX_RANKS])
+{
+    const mui_call_spec *s = &call->spec;
+    int64_t scattered = call->identified ? (int64_t)mui_scattered(&call->identity, g->base.size, s->type) : 0;
+    if (scattered > 0) {
+        int64_t count = scattered / g->base.size;
+        const void *in[MUI_MAX_RANKS];
+        void *out = NULL;
+        for (int r = 0; r < g->base.size; r++) {
+            char *slice = base[r] + (size_t)(g->base.rank * count) * element(call);
+            in[r] = slice;
+            out = r == g->base.rank ? slice : out;
+            base[r] += (size_t)scattered * element(call);
+        }
+        mui_reduce(s->type, s->op, g->base.size, in, 1, &out, count);
+    }
+    reduce_everywhere(g, call, base, (int64_t)s->count - scattered);
+}
+
 void mui_transfer_plan(const mui_local *g, mui_call *call)
 {
     size_t bytes = mui_call_bytes(call);
@@ -107,7 +127,7 @@ static void step_direct(const mui_local *g, const mui_call *call)
         base[r] = reach(g, call, r);
     }
     if (s->kind == MUI_ALL_REDUCE) {
-        reduce_everywhere(g, call, base, (int64_t)s->count);
+        reduce_direct(g, call, base);
     } else if (s->kind == MUI_REDUCE_SCATTER) {
         const void *in[MUI_MAX_RANKS];
         void *out = s->out;

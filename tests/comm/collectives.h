@@ -3,6 +3,7 @@
 #define TEST_COLLECTIVES_H
 
 #include "comm/group.h"
+#include "comm/region.h"
 #include "ranks.h"
 
 #include <math.h>
@@ -132,6 +133,52 @@ static inline void body_all_reduce(mu_group *g, int rank, int size, void *arg)
             CHECK(s == MU_OK, "status %d", s);
             CHECK(memcmp(data, a.want, (size_t)n * type_bytes(t)) == 0, "rank %d of %d: %lld elements, type %d, op %d, way %d",
                   rank, size, (long long)n, (int)t, (int)op, way);
+        }
+    }
+    mu_group_free(g, shared);
+    free(own);
+    inputs_free(&a, size);
+}
+
+/* All-reduces of which each rank only needs a slice and the end: those are right, whatever kind of memory; and in the
+ * group's memory the other slices are left alone, so that nothing travels for them. A length that cannot be cut into
+ * equal slices of whole cache lines is reduced everywhere. */
+static inline void body_scattered(mu_group *g, int rank, int size, void *arg)
+{
+    static const int64_t lines[] = {1, 3, 64, 1000, 9000}, ends[] = {0, 5, 300};
+    int64_t most = arg != NULL ? *(const int64_t *)arg : 9000;
+    size_t bytes = (size_t)(9000 * size * 64 + 4096);
+    char *shared = mu_group_alloc(g, bytes), *own = malloc(bytes);
+    all_inputs a = inputs_new(size, bytes);
+    for (size_t k = 0; k < 15 && lines[k / 3] <= most; k++) {
+        for (int way = 0; way < 3; way++) {
+            mu_dtype t = (k + (size_t)way) % 2 == 0 ? MU_F32 : MU_F64;
+            int64_t scattered = lines[k / 3] * size * (64 / (int64_t)type_bytes(t)) + (way == 2 ? 1 : 0);
+            int64_t n = scattered + ends[k % 3], slice = scattered / size;
+            char *data = way == 1 ? own : shared;
+            for (int r = 0; r < size; r++) {
+                fill(a.in[r], t, n, r, k * 3 + (size_t)way);
+            }
+            reference(a.want, a.in, t, MU_MEAN, size, n);
+            memcpy(data, a.in[rank], (size_t)n * type_bytes(t));
+            nap_randomly(k * 64 + (size_t)way * 16 + (size_t)rank, 300);
+            mui_identity id = {.kind = 5, .sequence = k, .hash = (uint64_t)way + 1, .scattered = (uint64_t)scattered};
+            mu_request *q = mui_all_reduce_start(g, data, n, t, MU_MEAN, &id);
+            CHECK(q != NULL && mu_request_wait(q) == MU_OK, "scattered");
+            size_t each = type_bytes(t), at = (size_t)(rank * slice) * each, end = (size_t)scattered * each;
+            const char *want = a.want, *in = a.in[rank];
+            CHECK(memcmp(data + at, want + at, (size_t)slice * each) == 0, "rank %d of %d: slice of %lld, way %d", rank, size,
+                  (long long)scattered, way);
+            CHECK(memcmp(data + end, want + end, (size_t)(n - scattered) * each) == 0, "rank %d of %d: end, way %d", rank,
+                  size, way);
+            bool small = (size_t)n * each <= MUI_INLINE_BYTES || size == 1;
+            if (way == 2 || small) {
+                CHECK(memcmp(data, want, (size_t)n * each) == 0, "rank %d of %d: %lld, way %d", rank, size, (long long)n, way);
+            } else if (way == 0) {
+                CHECK(memcmp(data, in, at) == 0 && memcmp(data + at + (size_t)slice * each, in + at + (size_t)slice * each,
+                                                          end - at - (size_t)slice * each) == 0,
+                      "rank %d of %d: others' slices of %lld", rank, size, (long long)scattered);
+            }
         }
     }
     mu_group_free(g, shared);

@@ -52,6 +52,18 @@ static void other_collectives(void **state)
     mpi_round_bytes = 0;
 }
 
+static void scattered_all_reduce(void **state)
+{
+    (void)state;
+    int64_t few = 64, some = 1000;
+    assert_int_equal(run_mpi(mpi_world(), body_scattered, mpi_world() == 2 ? NULL : &some, NULL, true), 0);
+    mpi_round_bytes = 512;
+    assert_int_equal(run_mpi(mpi_world(), body_scattered, &few, NULL, true), 0);
+    mpi_round_bytes = 65536;
+    assert_int_equal(run_mpi(mpi_world(), body_scattered, &some, NULL, true), 0);
+    mpi_round_bytes = 0;
+}
+
 static void heap(void **state)
 {
     (void)state;
@@ -71,6 +83,7 @@ int main(void)
         cmocka_unit_test(all_reduce_is_exact),
         cmocka_unit_test(many_in_flight),
         cmocka_unit_test(other_collectives),
+        cmocka_unit_test(scattered_all_reduce),
         cmocka_unit_test(heap),
         cmocka_unit_test(failures_are_the_same_everywhere),
     };

@@ -37,6 +37,14 @@ static void other_collectives(void **state)
     }
 }
 
+static void scattered_all_reduce(void **state)
+{
+    (void)state;
+    for (int n = 1; n <= 4; n++) {
+        assert_int_equal(run_threads(n, body_scattered, NULL, NULL, true), 0);
+    }
+}
+
 static void heap(void **state)
 {
     (void)state;
@@ -145,6 +153,7 @@ int main(void)
         cmocka_unit_test(all_reduce_is_exact),
         cmocka_unit_test(many_in_flight),
         cmocka_unit_test(other_collectives),
+        cmocka_unit_test(scattered_all_reduce),
         cmocka_unit_test(heap),
         cmocka_unit_test(failures_are_the_same_everywhere),
         cmocka_unit_test(a_long_wait_is_logged_once),
