@@ -229,8 +229,7 @@ char *flags_note(const flag *table, const void *options)
     return note;
 }
 
-/* The value of name in a note, or NULL when it has none. */
-static const char *note_value(const char *note, const char *name, char *value, size_t size)
+bool flags_noted(const char *note, const char *name, char *value, size_t size)
 {
     size_t length = strlen(name);
     for (const char *line = note; line != NULL && *line != '\0';) {
@@ -238,11 +237,11 @@ static const char *note_value(const char *note, const char *name, char *value, s
         size_t n = end != NULL ? (size_t)(end - line) : strlen(line);
         if (n > length && strncmp(line, name, length) == 0 && line[length] == '=') {
             snprintf(value, size, "%.*s", (int)(n - length - 1), line + length + 1);
-            return value;
+            return true;
         }
         line = end != NULL ? end + 1 : NULL;
     }
-    return NULL;
+    return false;
 }
 
 const flag *flags_differ(const flag *table, const void *options, const char *note, FILE *out, char *old, size_t size)
@@ -250,7 +249,7 @@ const flag *flags_differ(const flag *table, const void *options, const char *not
     char now[4096], before[4096];
     for (const flag *f = table; f->kind != FLAG_END; f++) {
         /* A flag that the other run's version did not know yet cannot differ. */
-        if (f->resume == FLAG_FREE || note_value(note, f->name, before, sizeof(before)) == NULL) {
+        if (f->resume == FLAG_FREE || f->resume == FLAG_ASKED || !flags_noted(note, f->name, before, sizeof(before))) {
             continue;
         }
         flags_value(f, options, now, sizeof(now));

@@ -20,7 +20,7 @@ typedef enum flag_kind {
 } flag_kind;
 
 /* What resuming a run does when the flag differs from what the run had. */
-typedef enum flag_resume { FLAG_FREE = 0, FLAG_WARN, FLAG_SAME } flag_resume;
+typedef enum flag_resume { FLAG_FREE = 0, FLAG_WARN, FLAG_SAME, FLAG_ASKED /* noted; the command itself compares */ } flag_resume;
 
 #define FLAG_LIST_MAX 64
 typedef struct flag_list {
@@ -47,6 +47,9 @@ void flags_value(const flag *f, const void *options, char *text, size_t size);
 
 /* One line "name=value" for each flag whose resume is not FLAG_FREE; malloc'ed, NULL when out of memory. */
 char *flags_note(const flag *table, const void *options);
+
+/* The value of a flag (or another line "name=value") in a note. False when it has none. */
+bool flags_noted(const char *note, const char *name, char *value, size_t size);
 
 /* Compares with a note of another run. Differences of kind FLAG_WARN are written to out, one line each. Returns the
  * first flag of kind FLAG_SAME that differs (old gets its value then), or NULL. */

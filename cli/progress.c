@@ -67,8 +67,8 @@ static int terminal_width(int fd)
 static void show(progress *p, int64_t step, double lr)
 {
     char where[64], line[256], bar[64] = "";
-    int64_t epoch = step > 0 ? (step - 1) / p->steps_per_epoch : 0;
-    int64_t done = step - epoch * p->steps_per_epoch;
+    int64_t place = step + p->offset, epoch = place > 0 ? (place - 1) / p->steps_per_epoch : 0;
+    int64_t done = place - epoch * p->steps_per_epoch;
     double rate = progress_rate(p), trained = (double)(step - p->first_step);
     double left = trained > 0 ? progress_seconds(p) / trained * (double)(p->last_step - step) : 0;
     double loss = p->loss_count > 0 ? p->loss_sum / (double)p->loss_count : NAN;

@@ -13,6 +13,7 @@ typedef struct progress {
     FILE *out;
     int64_t epochs;               /* 0: the run is given in steps */
     int64_t steps_per_epoch, first_step, last_step;
+    int64_t offset;               /* added to a step to tell its epoch: a run that other ranks began; 0 */
     double started, shown;        /* seconds */
     double loss_sum;              /* since the last display */
     int64_t loss_count;

@@ -2,6 +2,7 @@
 #include "session.h"
 #include "commands.h"
 #include "ranked.h"
+#include "train_state.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -319,7 +320,6 @@ static int make_schedule(session *s)
     const train_options *o = s->o;
     s->steps_per_epoch = mu_loader_steps(s->loader);
     int64_t whole = o->epochs > 0 ? o->epochs * s->steps_per_epoch : o->steps;
-    s->last_step = o->steps > 0 && o->steps < whole ? o->steps : whole;
     if (o->warmup >= whole) {
         session_close(s, CLI_USAGE, true);
         return cli_usage_error(o->command, "--warmup %" PRId64 " is as long as the run of %" PRId64 " steps", o->warmup,
@@ -340,44 +340,10 @@ static int make_schedule(session *s)
     return -1;
 }
 
-static int resume(session *s)
-{
-    char old[4096] = "", now[4096];
-    s->state = (mu_training){.model = s->net, .optimizer = s->optimizer, .seed = (uint64_t)s->o->seed,
-                             .note = s->note};
-    if (s->o->resume == NULL) {
-        return -1;
-    }
-    mu_training read = s->state;
-    if (mu_training_load(&read, s->o->resume, s->size > 1 ? s->world : NULL) < 0) {
-        return session_close(s, CLI_FAILED, true);
-    }
-    if (read.note != NULL) {
-        FILE *out = s->rank == 0 && !s->rehearsal && !s->o->quiet ? stdout : fopen("/dev/null", "w");
-        const flag *f = flags_differ(train_flags, s->o, read.note, out != NULL ? out : stderr, old, sizeof(old));
-        if (out != NULL && out != stdout) {
-            fclose(out);
-        }
-        if (f != NULL) {
-            flags_value(f, s->o, now, sizeof(now));
-            session_close(s, CLI_USAGE, true);
-            return cli_usage_error(s->o->command, "%s was trained with --%s '%s', this run has '%s'", s->o->resume,
-                                   f->name, old, now);
-        }
-    }
-    if (read.note == NULL && read.step == 0) { /* of another program, which counts epochs only */
-        read.step = read.epoch * s->steps_per_epoch;
-    }
-    read.note = s->note;
-    s->state = read;
-    session_say(s, "resumed %s at epoch %" PRId64 ", step %" PRId64 "\n", s->o->resume, read.epoch + 1, read.step);
-    return -1;
-}
-
 int session_setup_train(session *s)
 {
     int code;
-    if ((code = open_data(s, true)) >= 0 || (code = open_network(s)) >= 0) {
+    if ((code = train_state_choose(s)) >= 0 || (code = open_data(s, true)) >= 0 || (code = open_network(s)) >= 0) {
         return code;
     }
     /* A resumed run's weights come from its state file; --from only says where it once began. */
@@ -395,7 +361,7 @@ int session_setup_train(session *s)
     if (!make_optimizer(s) || !open_loaders(s)) {
         return session_close(s, CLI_FAILED, true);
     }
-    if ((code = make_schedule(s)) >= 0 || (code = resume(s)) >= 0) {
+    if ((code = make_schedule(s)) >= 0 || (code = train_state_resume(s)) >= 0) {
         return code;
     }
     return -1;

@@ -7,6 +7,13 @@
 
 #include <muster/muster.h>
 
+/* What the epoch has come to so far; the same on all ranks, and kept in --checkpoint. */
+typedef struct tally {
+    double loss;    /* sum over the epoch's images */
+    int64_t images;
+    int64_t skips;  /* steps in a row that a rank could not do */
+} tally;
+
 typedef struct session {
     train_options *o;
     mu_context *c;
@@ -26,6 +33,7 @@ typedef struct session {
     mu_tape *tape, *test_tape; /* recording, and not */
     mu_schedule schedule;
     mu_training state;         /* where the run is: epoch, step in it, step in all */
+    tally tally;
     char *note;                /* the options that a resumed run must share */
     int64_t steps_per_epoch, last_step;
     int classes, outputs;

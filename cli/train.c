@@ -3,6 +3,7 @@
 #include "progress.h"
 #include "relaunch.h"
 #include "session.h"
+#include "train_state.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -24,12 +25,10 @@ typedef struct run {
     session s;
     progress bar;
     FILE *log;
-    double epoch_loss;     /* sum over the epoch's images */
-    int64_t epoch_images;
-    int64_t skips;         /* steps in a row that a rank could not do */
+    int64_t saved_step;    /* --checkpoint was written last after this step */
     int64_t scored_step;   /* the last evaluation was after this step */
     score last;
-    int stopped;           /* the signal that ended the run early, agreed by all ranks */
+    int stopped;           /* the signal that ends the run early, agreed by all ranks */
 } run;
 
 /* What a rank without images does where batch norm is synchronised: the other ranks wait for its part, which is 0. */
@@ -71,11 +70,11 @@ static bool train_step(run *r, const mu_batch *b, float *loss_out)
         return false;
     }
     if (status == MU_SKIPPED) {
-        r->skips++;
+        s->tally.skips++;
         *loss_out = NAN;
         return true;
     }
-    r->skips = 0;
+    s->tally.skips = 0;
     if (s->o->clip > 0 && mu_clip_grad_norm(s->net, (float)s->o->clip, NULL) < 0) {
         return false;
     }
@@ -112,19 +111,6 @@ static void log_step(run *r, double loss, int64_t images, float lr)
             r->s.state.step, r->s.state.epoch + 1, text, (double)lr, images, progress_seconds(&r->bar), cpu_seconds());
 }
 
-/* Rank 0 writes; the barrier keeps the others from ending, and so from ending the launch, before it is done. */
-static bool save_state(run *r)
-{
-    session *s = &r->s;
-    if (s->o->checkpoint == NULL) {
-        return true;
-    }
-    if (s->rank == 0 && mu_training_save(&s->state, s->o->checkpoint) < 0) {
-        return false;
-    }
-    return mu_barrier(s->world) >= 0;
-}
-
 static bool evaluate(run *r)
 {
     session *s = &r->s;
@@ -137,7 +123,22 @@ static bool evaluate(run *r)
     return true;
 }
 
-static bool end_epoch(run *r, double seconds)
+static bool save(run *r)
+{
+    r->saved_step = r->s.state.step;
+    return train_state_save(&r->s);
+}
+
+/* In the middle of an epoch; its end writes anyway, and so does the end of the run. */
+static bool checkpoint_is_due(const run *r)
+{
+    const session *s = &r->s;
+    return s->o->checkpoint_every > 0 && s->state.step % s->o->checkpoint_every == 0 && r->stopped == 0 &&
+           mu_loader_steps_left(s->loader) > 0 && !train_state_done(s);
+}
+
+/* images, seconds: of this process; a resumed epoch's loss is that of the whole epoch. */
+static bool end_epoch(run *r, int64_t images, double seconds)
 {
     session *s = &r->s;
     const train_options *o = s->o;
@@ -151,14 +152,16 @@ static bool end_epoch(run *r, double seconds)
         snprintf(scored, sizeof(scored), "  test loss %.4f  test accuracy %.2f %%", r->last.loss,
                  100.0 * (double)r->last.correct / (double)r->last.count);
     }
-    double images = (double)r->epoch_images;
     char of[32] = "";
     if (o->epochs > 0) {
         snprintf(of, sizeof(of), "/%" PRId64, o->epochs);
     }
     session_say(s, "epoch %" PRId64 "%s  loss %.4f%s  %.0f images/s  %.1f s\n", epoch, of,
-                images > 0 ? r->epoch_loss / images : NAN, scored, seconds > 0 ? images / seconds : 0, seconds);
-    return save_state(r);
+                s->tally.images > 0 ? s->tally.loss / (double)s->tally.images : NAN, scored,
+                seconds > 0 ? (double)images / seconds : 0, seconds);
+    s->tally.loss = 0;
+    s->tally.images = 0;
+    return save(r);
 }
 
 /* Steps of one epoch, from where the state says; false on error. */
@@ -168,13 +171,12 @@ static bool train_epoch(run *r)
     mu_batch b;
     char phase[64];
     double started = progress_seconds(&r->bar);
-    r->epoch_loss = 0;
-    r->epoch_images = 0;
-    if (mu_loader_rewind(s->loader, s->state.epoch, s->state.step_in_epoch) < 0) {
+    int64_t before = s->tally.images;
+    if (mu_loader_seek(s->loader, s->state.epoch, s->state.samples_in_epoch) < 0) {
         return false;
     }
-    while (s->state.step < s->last_step && r->stopped == 0) {
-        float loss, lr = mu_schedule_lr(&s->schedule, s->state.step);
+    while (!train_state_done(s) && r->stopped == 0) {
+        float loss, lr = mu_schedule_lr(&s->schedule, train_state_schedule_step(s));
         double mean;
         mu_tape_reset(s->tape);
         mu_tape_set_step(s->tape, (uint64_t)s->state.step); /* dropout of a resumed run draws the same */
@@ -189,26 +191,31 @@ static bool train_epoch(run *r)
         }
         s->state.step++;
         s->state.step_in_epoch++;
+        s->state.samples_in_epoch = mu_loader_position(s->loader);
         if (isfinite(mean)) {
-            r->epoch_loss += mean * (double)b.total_samples;
-            r->epoch_images += b.total_samples;
+            s->tally.loss += mean * (double)b.total_samples;
+            s->tally.images += b.total_samples;
         }
         log_step(r, mean, b.total_samples, lr);
         progress_step(&r->bar, s->state.step, mean, b.total_samples, (double)lr);
-        if (r->skips >= SKIPS_MAX) {
+        if (s->tally.skips >= SKIPS_MAX) {
             mu_group_abort(s->world, "the loss is not finite");
+            return false;
+        }
+        if (checkpoint_is_due(r) && !save(r)) {
             return false;
         }
     }
     if (mu_context_status(s->c) < 0) {
         return false;
     }
-    if (s->state.step_in_epoch < s->steps_per_epoch) {
+    if (mu_loader_steps_left(s->loader) > 0) {
         return true; /* stopped within the epoch */
     }
     s->state.epoch++;
     s->state.step_in_epoch = 0;
-    return end_epoch(r, progress_seconds(&r->bar) - started);
+    s->state.samples_in_epoch = 0;
+    return end_epoch(r, s->tally.images - before, progress_seconds(&r->bar) - started);
 }
 
 static bool count_trainable(void *user, const char *name, mu_parameter *p)
@@ -249,7 +256,7 @@ static bool finish(run *r)
     progress_clear(&r->bar);
     if (r->stopped != 0) {
         /* Within the seconds a batch system leaves: state only. */
-        if (!save_state(r)) {
+        if (r->saved_step != s->state.step && !save(r)) {
             return false;
         }
         if (s->rank == 0) {
@@ -259,7 +266,7 @@ static bool finish(run *r)
         }
         return true;
     }
-    if ((s->state.step_in_epoch != 0 && !save_state(r)) || (r->scored_step != s->state.step && !evaluate(r))) {
+    if ((r->saved_step != s->state.step && !save(r)) || (r->scored_step != s->state.step && !evaluate(r))) {
         return false;
     }
     double rate = progress_rate(&r->bar), seconds = progress_seconds(&r->bar);
@@ -321,8 +328,9 @@ static int train(run *r)
     bool ok = say_what(s);
     progress_start(&r->bar, s->rank == 0 && !s->o->quiet, s->o->epochs, s->steps_per_epoch, s->state.step,
                    s->last_step);
-    r->scored_step = -1;
-    while (ok && s->state.step < s->last_step && r->stopped == 0) {
+    r->bar.offset = train_state_schedule_step(s) - s->state.step;
+    r->scored_step = r->saved_step = -1;
+    while (ok && !train_state_done(s) && r->stopped == 0) {
         ok = train_epoch(r);
     }
     ok = ok && finish(r);
@@ -332,7 +340,7 @@ static int train(run *r)
         ok = false;
     }
     int code = session_close(s, ok ? CLI_OK : CLI_FAILED, false);
-    if (code == CLI_FAILED && r->skips >= SKIPS_MAX) {
+    if (code == CLI_FAILED && r->s.tally.skips >= SKIPS_MAX) {
         return cli_fail(s->o->command, CLI_FAILED, "no finite loss in %d steps: try a lower --lr or --clip", SKIPS_MAX);
     }
     /* As if the signal had ended it, so that a script does not take the run for finished. */

@@ -31,7 +31,7 @@
      FLAG_SAME}
 
 #define MACHINE_FLAGS                                                                                                  \
-    {"ranks", FLAG_INT, AT(ranks), "N", "ranks on this machine (1, or those of the launcher)", 1, 4096, FLAG_SAME},    \
+    {"ranks", FLAG_INT, AT(ranks), "N", "ranks on this machine (1, or those of the launcher)", 1, 4096, FLAG_ASKED},    \
     {"threads", FLAG_INT, AT(threads), "N", "compute threads of each rank (OMP_NUM_THREADS, else 1)", 1, 1024,         \
      FLAG_FREE},                                                                                                       \
     {"workers", FLAG_INT, AT(workers), "N", "loader threads of each rank (1)", 1, 256, FLAG_FREE},                     \
@@ -70,7 +70,7 @@ const flag train_flags[] = {
     {"epochs", FLAG_INT, AT(epochs), "N", "passes over the data (1); the schedule's length", 1, 1e9, FLAG_WARN},
     {"steps", FLAG_INT, AT(steps), "N", "stop after N steps in all; without --epochs also the schedule's length", 1,
      BIG, FLAG_FREE},
-    {"batch", FLAG_INT, AT(batch), "N", "images per step and rank (64)", 1, 1e6, FLAG_SAME},
+    {"batch", FLAG_INT, AT(batch), "N", "images per step and rank (64)", 1, 1e6, FLAG_ASKED},
     {"optimizer", FLAG_CHOICE, AT(optimizer), "sgd|adam|adamw", "update rule (sgd)", 0, 0, FLAG_SAME},
     {"lr", FLAG_FLOAT, AT(lr), "X", "learning rate (0.1 for sgd, 0.001 for adam and adamw)", 0, 1e6, FLAG_WARN},
     {"momentum", FLAG_FLOAT, AT(momentum), "X", "of sgd (0.9)", 0, 1, FLAG_WARN},
@@ -98,8 +98,10 @@ const flag train_flags[] = {
     {"save", FLAG_TEXT, AT(save), "FILE", "write the weights at the end, as a PyTorch checkpoint", 0, 0, FLAG_FREE},
     {"checkpoint", FLAG_TEXT, AT(checkpoint), "FILE", "write all training state each epoch, at the end and at SIGTERM",
      0, 0, FLAG_FREE},
+    {"checkpoint-every", FLAG_INT, AT(checkpoint_every), "N", "also every N steps", 1, BIG, FLAG_FREE},
     {"resume", FLAG_TEXT, AT(resume), "FILE",
-     "go on from a --checkpoint file, bit for bit, or from a PyTorch program's training file", 0, 0, FLAG_FREE},
+     "go on from a --checkpoint file, bit for bit, or from a PyTorch program's training file; auto: from --checkpoint if "
+     "it is there", 0, 0, FLAG_FREE},
     {"eval-every", FLAG_INT, AT(eval_every), "N", "test every N epochs; 0: only at the end (1)", 0, 1e9, FLAG_FREE},
     {"log", FLAG_TEXT, AT(log), "FILE", "write one line of JSON for each step", 0, 0, FLAG_FREE},
     {"report", FLAG_TEXT, AT(report), "FILE", "write rank 0's report of the reductions at the end, as JSON; -: print it",
@@ -335,6 +337,16 @@ int train_options_parse(train_options *o, int argc, char **argv)
     }
     if (o->replicas > 1 && o->sync_bn) {
         return cli_usage_error("train", "--sync-bn and --data-parallel exclude each other: replicas are no ranks");
+    }
+    if (o->checkpoint_every > 0 && o->checkpoint == NULL) {
+        return cli_usage_error("train", "--checkpoint-every says when --checkpoint is written, which is missing");
+    }
+    if (o->resume != NULL && strcmp(o->resume, "auto") == 0) {
+        if (o->checkpoint == NULL) {
+            return cli_usage_error("train", "--resume auto goes on from --checkpoint, which is missing");
+        }
+        o->resume_auto = true;
+        o->resume = NULL;
     }
     if ((code = check_readable(o, "resume", o->resume)) >= 0 || (code = check_writable(o, "save", o->save)) >= 0 ||
         (code = check_writable(o, "checkpoint", o->checkpoint)) >= 0 ||

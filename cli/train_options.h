@@ -21,8 +21,9 @@ typedef struct train_options {
     const char *optimizer, *schedule;
     const char *mean_text, *std_text;
     int64_t classes, head, side, ranks, replicas, epochs, steps, batch, threads, workers, warmup, decay_every, seed, crop;
-    int64_t eval_every;
+    int64_t eval_every, checkpoint_every, max_restarts;
     double lr, momentum, weight_decay, label_smoothing, clip, gamma, min_lr;
+    bool resume_auto; /* from --checkpoint if it is there, else as `resume` says */
     bool nesterov, sync_bn, no_shuffle, no_augment, no_flip, no_winograd, bf16, reference, quiet;
     flag_list freeze, recompute;
     load_flags load;

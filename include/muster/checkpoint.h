@@ -75,13 +75,19 @@ typedef struct mu_checkpoint_options {
     bool big_endian;           /* how to read a zip that does not say (written on s390x before PyTorch 2.1) */
 } mu_checkpoint_options;
 
-/* Training state: {"model": state dict, "optimizer": as torch.optim's state_dict, "epoch", "step", "seed"}. */
+/* Training state: {"model": state dict, "optimizer": as torch.optim's state_dict, "epoch", "step", "seed", ...}.
+ *
+ * That is all there is: schedules are functions of the step, and random streams (order, augmentation, dropout) have no
+ * state, they are drawn from the seed with the epoch, the sample or the step, and for dropout the rank. So the same
+ * number of ranks goes on bit for bit, and another number with the same order and augmentation. */
 typedef struct mu_training {
     mu_module *model;
     mu_optimizer *optimizer; /* NULL: none is read or written */
     int64_t epoch;           /* the epoch to go on with */
     int64_t step_in_epoch;   /* steps of it already done */
     int64_t step;            /* optimiser steps done in all */
+    int64_t samples_in_epoch; /* samples of it already taken by all ranks together, for mu_loader_seek on another number of
+                                 ranks. After a load of a file that does not say so: -1 */
     uint64_t seed;
     const char *note;        /* free text kept in the file (the command keeps its options there); NULL: none. After a
                                 load it belongs to the context, until the next load */

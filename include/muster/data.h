@@ -106,6 +106,14 @@ typedef struct mu_batch {
 /* Starts the epoch at step `first` (0 unless resuming), whatever came before: what follows is what an unbroken epoch
  * would give from there on. */
 MU_API mu_status mu_loader_rewind(mu_loader *l, int64_t epoch, int64_t first) MU_MUST_USE;
+/* The same from any position of the epoch's order: after `samples` of them, all ranks' together, whatever number of ranks
+ * and batch had them. What is left is cut into global batches from there on, so that none comes twice and none is left
+ * out. mu_loader_rewind(l, e, s) is mu_loader_seek(l, e, s * batch * size). MU_ERR_ARG beyond the end. */
+MU_API mu_status mu_loader_seek(mu_loader *l, int64_t epoch, int64_t samples) MU_MUST_USE;
+/* That position after the batch given out last, of all ranks together: what a checkpoint keeps. */
+MU_API int64_t mu_loader_position(const mu_loader *l);
+/* Steps that this epoch still has, equal on all ranks; 0 before the first rewind. */
+MU_API int64_t mu_loader_steps_left(const mu_loader *l);
 /* Next batch, its tensors on the tape, copied from the loader's memory; blocks until it is loaded. False at the end
  * of the epoch or on error (mu_context_status tells). An error in a loader thread is raised here, when its batch's turn
  * comes. All ranks get the same number of true returns per epoch: a rank without samples gets samples 0 and x, y

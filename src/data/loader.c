@@ -149,6 +149,41 @@ int64_t mu_loader_steps(const mu_loader *l)
     return l != NULL ? l->sampler.steps : 0;
 }
 
+int64_t mu_loader_steps_left(const mu_loader *l)
+{
+    return l != NULL && l->started ? l->sampler.end - l->step : 0;
+}
+
+int64_t mu_loader_position(const mu_loader *l)
+{
+    if (l == NULL || !l->started) {
+        return 0;
+    }
+    const mui_sampler *s = &l->sampler;
+    int64_t position = s->offset + l->step * s->batch * s->size;
+    return position < s->places ? position : s->places;
+}
+
+/* From the sampler's step `first`; errors have been found. */
+static mu_status start(mu_loader *l, int64_t epoch, int64_t samples)
+{
+    mui_workers_pause(l);
+    if (!l->started || l->epoch != epoch) {
+        mui_sampler_epoch(&l->sampler, epoch);
+    }
+    l->epoch = epoch;
+    l->step = mui_sampler_seek(&l->sampler, samples);
+    l->held = -1;
+    l->stopped = false;
+    mu_status s = mui_workers_start(l);
+    if (s != MU_OK) {
+        return s;
+    }
+    l->started = true;
+    mui_workers_resume(l, l->step);
+    return MU_OK;
+}
+
 mu_status mu_loader_rewind(mu_loader *l, int64_t epoch, int64_t first)
 {
     if (l == NULL) {
@@ -163,21 +198,25 @@ mu_status mu_loader_rewind(mu_loader *l, int64_t epoch, int64_t first)
                         "a loader of %" PRId64 " steps cannot be set to epoch %" PRId64 ", step %" PRId64,
                         l->sampler.steps, epoch, first);
     }
-    mui_workers_pause(l);
-    if (!l->started || l->epoch != epoch) {
-        mui_sampler_epoch(&l->sampler, epoch);
+    return start(l, epoch, first * l->sampler.batch * l->sampler.size);
+}
+
+mu_status mu_loader_seek(mu_loader *l, int64_t epoch, int64_t samples)
+{
+    if (l == NULL) {
+        return MU_ERR_ARG;
     }
-    l->epoch = epoch;
-    l->step = first;
-    l->held = -1;
-    l->stopped = false;
-    mu_status s = mui_workers_start(l);
-    if (s != MU_OK) {
-        return s;
+    mu_context *c = l->context;
+    if (mui_failed(c)) {
+        return mu_context_status(c);
     }
-    l->started = true;
-    mui_workers_resume(l, first);
-    return MU_OK;
+    /* With MU_REMAINDER_WRAP an epoch has up to a sample more for each rank, of however many ranks it was. */
+    if (epoch < 0 || samples < 0 || (samples > l->sampler.count && l->sampler.remainder != MU_REMAINDER_WRAP)) {
+        return mui_fail(c, MU_ERR_ARG,
+                        "a loader of %" PRId64 " samples cannot be set to epoch %" PRId64 ", sample %" PRId64,
+                        l->sampler.count, epoch, samples);
+    }
+    return start(l, epoch, samples);
 }
 
 /* Moves good samples together over bad ones. Returns the number of good ones, or -1 when a bad one is an error. */
@@ -230,7 +269,7 @@ bool mui_loader_take(mu_loader *l, mui_loaded *out)
         mui_workers_release(l, l->held);
         l->held = -1;
     }
-    if (l->step >= l->sampler.steps) {
+    if (l->step >= l->sampler.end) {
         return false;
     }
     mui_place before = mui_go(c, MUI_LOADER, NULL);

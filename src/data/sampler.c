@@ -8,7 +8,8 @@
 mu_status mui_sampler_init(mui_sampler *s, mu_context *c, int64_t count, const mu_loader_options *o)
 {
     int64_t size = o->shard.size, global = (int64_t)o->batch * size; /* two ints: fits */
-    *s = (mui_sampler){.count = count, .batch = o->batch, .rank = o->shard.rank, .size = size, .seed = o->seed};
+    *s = (mui_sampler){.count = count, .batch = o->batch, .rank = o->shard.rank, .size = size, .seed = o->seed,
+                       .remainder = o->remainder};
     switch (o->remainder) {
     case MU_REMAINDER_DEFAULT:
         s->places = count;
@@ -27,7 +28,7 @@ mu_status mui_sampler_init(mui_sampler *s, mu_context *c, int64_t count, const m
         return mui_fail(c, MU_ERR_ARG, "loader option remainder is %d: expected one of mu_remainder",
                         (int)o->remainder);
     }
-    s->steps = (s->places + global - 1) / global;
+    s->steps = s->end = (s->places + global - 1) / global;
     if (o->shuffle) {
         s->order = mui_calloc(c, (size_t)count, sizeof(*s->order));
         if (s->order == NULL) {
@@ -61,9 +62,24 @@ void mui_sampler_epoch(mui_sampler *s, int64_t epoch)
     }
 }
 
+int64_t mui_sampler_seek(mui_sampler *s, int64_t samples)
+{
+    int64_t global = s->batch * s->size, step = samples / global;
+    s->offset = samples % global;
+    int64_t left = s->count > s->offset ? s->count - s->offset : 0;
+    if (s->remainder == MU_REMAINDER_DROP) {
+        left = left / global * global;
+    } else if (s->remainder == MU_REMAINDER_WRAP) {
+        left = (left + s->size - 1) / s->size * s->size;
+    }
+    s->places = s->offset + left;
+    s->end = (left + global - 1) / global;
+    return step < s->end ? step : s->end;
+}
+
 mui_part mui_sampler_slice(const mui_sampler *s, int64_t step)
 {
-    int64_t global = s->batch * s->size, start = step * global;
+    int64_t global = s->batch * s->size, start = s->offset + step * global;
     int64_t total = s->places - start < global ? s->places - start : global;
     int64_t each = total / s->size, more = total % s->size; /* the first `more` ranks get one more */
     int64_t before = s->rank * each + (s->rank < more ? s->rank : more);

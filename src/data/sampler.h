@@ -10,7 +10,10 @@ typedef struct mui_sampler {
     int64_t count, batch; /* samples; of one rank and step */
     int64_t rank, size;
     int64_t places;       /* positions in an epoch: count, or more with wrapping, or fewer with dropping */
-    int64_t steps;
+    int64_t steps;        /* of a whole epoch */
+    int64_t offset;       /* positions before step 0: not 0 in an epoch gone on with by another number of ranks */
+    int64_t end;          /* the number after this epoch's last step */
+    mu_remainder remainder;
     uint64_t seed;
     int64_t *order;       /* (count), NULL without shuffling */
 } mui_sampler;
@@ -25,6 +28,9 @@ mu_status mui_sampler_init(mui_sampler *s, mu_context *c, int64_t count, const m
 void mui_sampler_free(mui_sampler *s, mu_context *c);
 /* Lays out the order of that epoch. Allocates nothing. */
 void mui_sampler_epoch(mui_sampler *s, int64_t epoch);
+/* Cuts the epoch into steps such that one begins at position `samples` (at least 0), and returns that step's number:
+ * how many whole steps come before it. Beyond the end: s->end. */
+int64_t mui_sampler_seek(mui_sampler *s, int64_t samples);
 mui_part mui_sampler_slice(const mui_sampler *s, int64_t step);
 /* The sample at a position of the epoch. */
 int64_t mui_sampler_index(const mui_sampler *s, int64_t position);

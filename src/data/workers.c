@@ -153,7 +153,7 @@ void mui_workers_resume(mu_loader *l, int64_t first)
         l->slots[i].step = -1; /* what an earlier epoch left is no batch of this one */
     }
     l->fill = first;
-    l->limit = least(l->sampler.steps, first + l->slot_count);
+    l->limit = least(l->sampler.end, first + l->slot_count);
     if (first < l->limit) {
         prepare(l, first);
     }
@@ -196,7 +196,7 @@ mui_slot *mui_workers_wait(mu_loader *l, int64_t step)
 void mui_workers_release(mu_loader *l, int64_t step)
 {
     pthread_mutex_lock(&l->lock);
-    int64_t limit = least(l->sampler.steps, step + 1 + l->slot_count);
+    int64_t limit = least(l->sampler.end, step + 1 + l->slot_count);
     if (limit > l->limit) {
         /* When everything up to the old limit was claimed, its slot is prepared here: no thread is at it. */
         if (l->fill == l->limit) {

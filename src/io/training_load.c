@@ -144,6 +144,7 @@ static mu_status apply(mui_plan *p, mui_training_state *t, mu_training *out, mu_
         out->epoch = t->numbers.epoch;
         out->step_in_epoch = t->numbers.step_in_epoch;
         out->step = t->numbers.step;
+        out->samples_in_epoch = t->numbers.samples_in_epoch;
         out->seed = t->numbers.seed;
         out->note = note;
         if (report != NULL) {

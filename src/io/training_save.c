@@ -1,6 +1,7 @@
-/* mu_training_save: {"model", "optimizer", "optimizer_kind", "epoch", "step_in_epoch", "step", "seed", "note"}. The
- * optimiser's part is torch.optim's state_dict. Its learning rates are Python floats, so PyTorch 1.13's weights_only
- * reader, which knows none, refuses this file (2.x takes it); files of mu_save hold no floats for that reason. */
+/* mu_training_save: {"model", "optimizer", "optimizer_kind", "epoch", "step_in_epoch", "samples_in_epoch", "step",
+ * "seed", "note"}. The optimiser's part is torch.optim's state_dict. Its learning rates are Python floats, so PyTorch
+ * 1.13's weights_only reader, which knows none, refuses this file (2.x takes it); files of mu_save hold no floats for that
+ * reason. */
 #include "base/alloc.h"
 #include "base/beacon.h"
 #include "io/optim_write.h"
@@ -27,6 +28,10 @@ static void put_numbers(writer *w, const mu_training *t)
     mui_pk_int(p, t->epoch);
     mui_pk_text(p, "step_in_epoch");
     mui_pk_int(p, t->step_in_epoch);
+    if (t->samples_in_epoch > 0 || t->step_in_epoch == 0) { /* else the program counts steps only */
+        mui_pk_text(p, "samples_in_epoch");
+        mui_pk_int(p, t->samples_in_epoch > 0 ? t->samples_in_epoch : 0);
+    }
     mui_pk_text(p, "step");
     mui_pk_int(p, t->step);
     mui_pk_text(p, "seed");

@@ -103,15 +103,18 @@ static bool read_seed(const mui_value *v, uint64_t *out)
 mu_status mui_training_numbers_read(mui_training_state *s, mu_checkpoint_file *k)
 {
     static const char *const epoch[] = {"epoch", NULL}, *const in_epoch[] = {"step_in_epoch", NULL},
+                             *const samples[] = {"samples_in_epoch", NULL},
                              *const step[] = {"step", "global_step", NULL};
     mui_training_numbers *n = &s->numbers;
     bool own = mui_dict_get(k->pickle.value, "optimizer_kind") != NULL, epoch_found, step_found, found;
     mu_status r = read_count(k, own, epoch, &n->epoch, &epoch_found);
     r = r == MU_OK ? read_count(k, own, in_epoch, &n->step_in_epoch, &found) : r;
     r = r == MU_OK ? read_count(k, own, step, &n->step, &step_found) : r;
+    r = r == MU_OK ? read_count(k, own, samples, &n->samples_in_epoch, &found) : r;
     if (r != MU_OK) {
         return r;
     }
+    n->samples_in_epoch = found ? n->samples_in_epoch : -1;
     n->optimizer_steps = n->step;
     if (!epoch_found) {
         mui_log(k->context, MU_LOG_WARN, "%s: it does not say which epoch was reached (\"epoch\"): 0 is taken", k->path);

@@ -7,7 +7,7 @@
 #include <muster/group.h>
 
 typedef struct mui_training_numbers {
-    int64_t epoch, step_in_epoch, step, optimizer_steps;
+    int64_t epoch, step_in_epoch, step, samples_in_epoch, optimizer_steps;
     uint64_t seed;
     bool has_note;
 } mui_training_numbers;

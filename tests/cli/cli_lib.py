@@ -6,7 +6,6 @@ import subprocess
 import tempfile
 
 import numpy as np
-import torch
 
 MUSTER = os.environ.get("MUSTER", "build/muster")
 
@@ -64,6 +63,7 @@ class Work:
                        *args, **kw)
 
     def load(self, name):
+        import torch  # takes seconds: only for those who look inside
         return torch.load(os.path.join(self.cwd, name))
 
     def path_of(self, name):
@@ -72,6 +72,7 @@ class Work:
 
 def differences(a, b, where=""):
     """Every place where two loaded checkpoints are not bit for bit the same."""
+    import torch
     if isinstance(a, dict) and isinstance(b, dict):
         if list(a) != list(b):
             return [f"{where}: keys {list(a)} and {list(b)}"]

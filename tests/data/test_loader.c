@@ -221,6 +221,46 @@ static void an_epoch_resumes_anywhere(void **state)
     mu_context_close(c);
 }
 
+static void an_epoch_goes_on_from_any_sample(void **state)
+{
+    (void)state;
+    mu_context *c = quiet();
+    source s = {0};
+    mu_loader_options o = augmented;
+    o.threads = 2;
+    mu_loader *l = mu_loader_open(numbers(c, 100, &s), &o);
+    mui_loaded b;
+    assert_int_equal(mu_loader_position(l), 0);
+    assert_int_equal(mu_loader_steps_left(l), 0);
+    for (int64_t first = 0; first <= 100; first += 3) {
+        int64_t steps = 0, left = (100 - first + 6) / 7, position = first;
+        assert_int_equal(mu_loader_seek(l, 4, first), MU_OK);
+        assert_int_equal(mu_loader_steps_left(l), left);
+        while (mui_loader_take(l, &b)) {
+            for (int64_t i = 0; i < b.samples; i++) {
+                assert_int_equal(b.indices[i], mui_sampler_index(&l->sampler, position + i));
+            }
+            position += b.samples;
+            steps++;
+            assert_int_equal(mu_loader_position(l), position);
+            assert_int_equal(mu_loader_steps_left(l), left - steps);
+        }
+        assert_int_equal(position, 100);
+        assert_int_equal(steps, left);
+    }
+    /* The next epoch is whole again. */
+    int64_t ignored = 0;
+    assert_int_equal(mu_loader_rewind(l, 5, 0), MU_OK);
+    assert_true(rest_of_epoch(l, &ignored) == run(100, 1, 2, 7, 5, 0, false));
+    assert_int_equal(mu_loader_seek(l, 0, 101), MU_ERR_ARG);
+    assert_non_null(strstr(mu_context_message(c), "a loader of 100 samples cannot be set to epoch 0, sample 101"));
+    mu_context_clear(c);
+    assert_int_equal(mu_loader_seek(l, 0, -1), MU_ERR_ARG);
+    assert_int_equal(mu_loader_position(NULL), 0);
+    assert_int_equal(mu_loader_steps_left(NULL), 0);
+    mu_context_close(c);
+}
+
 static void it_closes_at_any_moment(void **state)
 {
     (void)state;
@@ -540,6 +580,7 @@ int main(void)
         cmocka_unit_test(ranks_do_not_matter),
         cmocka_unit_test(a_rank_may_have_nothing),
         cmocka_unit_test(an_epoch_resumes_anywhere),
+        cmocka_unit_test(an_epoch_goes_on_from_any_sample),
         cmocka_unit_test(it_closes_at_any_moment),
         cmocka_unit_test(an_error_comes_when_its_batch_does),
         cmocka_unit_test(misuse_is_an_error),

@@ -138,6 +138,60 @@ static void the_last_batch_is_cut_evenly(void **state)
     mu_context_close(c);
 }
 
+/* An epoch begun by some ranks and gone on with by others, twice: no sample comes twice and none is left out. */
+static void other_ranks_go_on_with_an_epoch(void **state)
+{
+    (void)state;
+    mu_context *c = quiet();
+    static const struct {
+        int size, batch;
+    } shapes[] = {{1, 3}, {2, 4}, {3, 4}, {3, 1}, {4, 6}, {5, 20}};
+    enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]), COUNT = 97 };
+    for (int turn = 0; turn < SHAPES * SHAPES * 8; turn++) {
+        mu_remainder remainder = turn % 2 == 0 ? MU_REMAINDER_DEFAULT : MU_REMAINDER_WRAP;
+        int seen[COUNT] = {0}, total = 0, shape = turn % SHAPES;
+        int64_t samples = 0;
+        for (int leg = 0; leg < 3; leg++, shape = (shape + turn / SHAPES + leg) % SHAPES) {
+            int size = shapes[shape].size;
+            int64_t before = 0, stop = -1, steps = 0;
+            for (int rank = 0; rank < size; rank++) {
+                mui_sampler s = make(c, COUNT, shapes[shape].batch, rank, size, remainder, true);
+                int64_t step = mui_sampler_seek(&s, samples);
+                assert_true(rank == 0 || steps == s.end);
+                steps = s.end;
+                stop = leg == 2 ? s.end : step + turn % 3 < s.end ? step + turn % 3 : s.end;
+                before = samples;
+                for (; step < stop; step++) {
+                    mui_part part = mui_sampler_slice(&s, step);
+                    assert_true(part.count >= 0 && part.count <= shapes[shape].batch);
+                    assert_true(rank > 0 || part.first == before); /* runs follow each other without a gap */
+                    before += part.total;
+                    for (int64_t i = 0; i < part.count; i++) {
+                        seen[mui_sampler_index(&s, part.first + i)]++;
+                        total++;
+                    }
+                }
+                mui_sampler_free(&s, c);
+            }
+            samples = before;
+        }
+        for (int i = 0; i < COUNT; i++) {
+            assert_true(remainder == MU_REMAINDER_DEFAULT ? seen[i] == 1 : seen[i] >= 1);
+        }
+        assert_in_range(total, COUNT, COUNT + 5);
+    }
+    /* Dropping: whole batches only, from wherever it begins. */
+    mui_sampler s = make(c, COUNT, 10, 0, 2, MU_REMAINDER_DROP, true);
+    assert_int_equal(mui_sampler_seek(&s, 12), 0);
+    assert_int_equal(s.end, 4);
+    assert_int_equal(mui_sampler_slice(&s, 3).first, 72);
+    assert_int_equal(mui_sampler_seek(&s, 80), 4);
+    assert_int_equal(mui_sampler_seek(&s, 78), 3); /* 19 are left */
+    assert_int_equal(s.end, 3);
+    mui_sampler_free(&s, c);
+    mu_context_close(c);
+}
+
 static void orders_differ_by_epoch_and_seed_and_are_uniform(void **state)
 {
     (void)state;
@@ -178,6 +232,7 @@ int main(void)
         cmocka_unit_test(every_sample_once_and_as_with_one_rank),
         cmocka_unit_test(wrapping_and_dropping_make_ranks_equal),
         cmocka_unit_test(the_last_batch_is_cut_evenly),
+        cmocka_unit_test(other_ranks_go_on_with_an_epoch),
         cmocka_unit_test(orders_differ_by_epoch_and_seed_and_are_uniform),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,147 @@
+#!/usr/bin/python3
+"""Runs that are killed, told to stop, or gone on with by other ranks. test_going_on.py CASE"""
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+from cli_lib import MUSTER, Work
+
+
+def environment():
+    return {**{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}, "OMP_NUM_THREADS": "1"}
+
+
+def options(w, ranks, *more):
+    return [str(x) for x in ("train", "--model", "cnn", "--data", w.data, "--batch", 16, "--lr", 0.02, "--seed", 3,
+                             "--eval-every", 0, "--ranks", ranks, *more)]
+
+
+def start(w, ranks, *more):
+    return subprocess.Popen([MUSTER] + options(w, ranks, *more), cwd=w.cwd, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment())
+
+
+def content(w, name):
+    with open(w.path_of(name), "rb") as f:
+        return f.read()
+
+
+def rank_pids(launcher):
+    """rank: pid of the processes below the launcher."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
+                parent = int(f.read().rsplit(")", 1)[1].split()[1])
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                env = dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)
+        except (OSError, ValueError):
+            continue
+        if parent == launcher and b"RANK" in env:
+            found[int(env[b"RANK"])] = int(pid)
+    return found
+
+
+def wait_for(condition, p, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert p.poll() is None, p.communicate()
+        assert time.monotonic() < end, "nothing came"
+        time.sleep(0.002)
+
+
+def steps_logged(w, name):
+    """The last step in a log that is being written."""
+    try:
+        lines = content(w, name).splitlines()
+    except OSError:
+        return 0
+    return json.loads(lines[-2])["step"] if len(lines) > 1 else 0
+
+
+def periodic(w):
+    """Killed as a whole at random moments, again and again: what --checkpoint-every left takes it to the same end."""
+    ranks, epochs = 2, 12
+    w.ok(*options(w, ranks, "--epochs", epochs, "--checkpoint", "parts.ckpt", "--save", "parts.pth"))
+    whole = [content(w, name) for name in ("parts.ckpt", "parts.pth")]  # a file has its own name in it
+    os.remove(w.path_of("parts.ckpt"))
+    os.remove(w.path_of("parts.pth"))
+    moments = random.Random(7)
+    within = killed = 0
+    while True:
+        p = start(w, ranks, "--epochs", epochs, "--checkpoint", "parts.ckpt", "--checkpoint-every", 2, "--resume", "auto",
+                  "--save", "parts.pth", "--log", "log.jsonl")
+        if killed == 5:
+            out, err = p.communicate(timeout=60)
+            assert p.returncode == 0, (out, err)
+            break
+        seen = os.stat(w.path_of("parts.ckpt")).st_ino if os.path.exists(w.path_of("parts.ckpt")) else 0
+        wait_for(lambda: os.path.exists(w.path_of("parts.ckpt")) and
+                 os.stat(w.path_of("parts.ckpt")).st_ino != seen, p)
+        time.sleep(moments.random() * 0.02)
+        p.kill()
+        out, err = p.communicate(timeout=60)
+        assert p.returncode == -9, (out, err)
+        killed += 1
+        resumed = re.search(r"resumed parts.ckpt at epoch \d+, step (\d+)\n", out)
+        assert (killed == 1) == (resumed is None), out
+        within += resumed is not None and int(resumed[1]) % 7 != 0
+        w.ok("verify", "parts.ckpt")
+    assert re.search(r"resumed parts.ckpt at epoch", out) and within > 0, (within, out)
+    assert [content(w, name) for name in ("parts.ckpt", "parts.pth")] == whole
+    # Steps done twice are twice in the log, with the same loss to the last digit.
+    losses = {}
+    for line in content(w, "log.jsonl").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # cut by the kill, and gone on with by the next run
+        assert losses.setdefault(entry["step"], entry["loss"]) == entry["loss"], entry
+    print(f"killed {killed} times, gone on within an epoch {within} times: the same bytes")
+
+
+def other_ranks(w):
+    """Every image once, whoever goes on; the same number of images a step is the same run, to rounding."""
+    def log(name):
+        return [json.loads(x) for x in content(w, name).splitlines()]
+
+    base = ["--epochs", 3, "--no-augment", "--lr", 0.005, "--schedule", "cosine"]
+    w.ok(*options(w, 2, *base, "--log", "whole.jsonl", "--save", "whole.pth"))
+    w.ok(*options(w, 2, *base, "--steps", 10, "--checkpoint", "half.ckpt"))  # within the second epoch: 3 steps of 7
+    out = w.ok(*options(w, 1, *base, "--batch", 32, "--resume", "half.ckpt", "--log", "same.jsonl", "--save", "same.pth"))
+    assert "going on with --ranks 1 --batch 32 (was --ranks 2 --batch 16)" in out, out
+    whole, same = log("whole.jsonl")[10:], log("same.jsonl")
+    assert [(x["step"], x["epoch"], x["lr"], x["images"]) for x in whole] == \
+        [(x["step"], x["epoch"], x["lr"], x["images"]) for x in same]
+    assert all(abs(a["loss"] - b["loss"]) < 2e-3 for a, b in zip(whole, same)), (whole, same)
+    assert whole != same and content(w, "whole.pth") != content(w, "same.pth")
+    w.ok("diff", "whole.pth", "same.pth", "--atol", 1e-3)
+
+    # 3 ranks with the same batch: 107 of 203 images are left, steps of 48. Stopped again, then one rank: steps of 16.
+    w.ok(*options(w, 3, *base, "--resume", "half.ckpt", "--steps", 12, "--checkpoint", "more.ckpt", "--log", "three.jsonl"))
+    w.ok(*options(w, 1, *base, "--resume", "more.ckpt", "--log", "one.jsonl", "--checkpoint", "end.ckpt"))
+    three, one = log("three.jsonl"), log("one.jsonl")
+    assert [(x["step"], x["epoch"], x["images"]) for x in three] == [(11, 2, 48), (12, 2, 48)], three
+    assert [(x["step"], x["epoch"], x["images"]) for x in one] == [(13, 2, 11)] + \
+        [(14 + i, 3, 16 if i < 12 else 11) for i in range(13)], one
+    # The schedule is where a run of so many ranks would be: 5 steps an epoch with three ranks, 13 with one.
+    import math
+    for x, place, steps in ((three[0], 5 + 2, 15), (one[0], 13 + 12, 39), (one[1], 26, 39), (one[-1], 38, 39)):
+        assert abs(x["lr"] - 0.005 * 0.5 * (1 + math.cos(math.pi * place / steps))) < 1e-8, (x, place)
+    done = w.run(*options(w, 2, *base, "--batch", 8, "--resume", "half.ckpt"))
+    assert done.returncode == 2 and "with --batch 16 on 2 ranks, this run has --batch 8 on 2" in done.stderr, done
+    print("2 ranks, 3 ranks, 1 rank: every image once, the schedule where it belongs")
+
+
+def main():
+    with Work() as w:
+        {"periodic": periodic, "other_ranks": other_ranks}[sys.argv[1]](w)
+
+
+if __name__ == "__main__":
+    main()
