@@ -67,18 +67,23 @@ def steps_logged(w, name):
 def periodic(w):
     """Killed as a whole at random moments, again and again: what --checkpoint-every left takes it to the same end."""
     ranks, epochs = 2, 12
-    w.ok(*options(w, ranks, "--epochs", epochs, "--checkpoint", "parts.ckpt", "--save", "parts.pth"))
+    out = w.ok(*options(w, ranks, "--epochs", epochs, "--checkpoint", "parts.ckpt", "--save", "parts.pth"))
+    losses_of = re.compile(r"^(epoch \d+/12  loss [\d.]+) ", re.M)
+    epoch_losses = losses_of.findall(out)
+    assert len(epoch_losses) == epochs, out
     whole = [content(w, name) for name in ("parts.ckpt", "parts.pth")]  # a file has its own name in it
     os.remove(w.path_of("parts.ckpt"))
     os.remove(w.path_of("parts.pth"))
     moments = random.Random(7)
     within = killed = 0
+    said = []
     while True:
         p = start(w, ranks, "--epochs", epochs, "--checkpoint", "parts.ckpt", "--checkpoint-every", 2, "--resume", "auto",
                   "--save", "parts.pth", "--log", "log.jsonl")
         if killed == 5:
             out, err = p.communicate(timeout=60)
             assert p.returncode == 0, (out, err)
+            said += losses_of.findall(out)
             break
         seen = os.stat(w.path_of("parts.ckpt")).st_ino if os.path.exists(w.path_of("parts.ckpt")) else 0
         wait_for(lambda: os.path.exists(w.path_of("parts.ckpt")) and
@@ -88,12 +93,15 @@ def periodic(w):
         out, err = p.communicate(timeout=60)
         assert p.returncode == -9, (out, err)
         killed += 1
+        said += losses_of.findall(out)
         resumed = re.search(r"resumed parts.ckpt at epoch \d+, step (\d+)\n", out)
         assert (killed == 1) == (resumed is None), out
         within += resumed is not None and int(resumed[1]) % 7 != 0
         w.ok("verify", "parts.ckpt")
     assert re.search(r"resumed parts.ckpt at epoch", out) and within > 0, (within, out)
     assert [content(w, name) for name in ("parts.ckpt", "parts.pth")] == whole
+    # The loss of an epoch that was begun by another process is that of the whole epoch.
+    assert set(said) == set(epoch_losses), (said, epoch_losses)
     # Steps done twice are twice in the log, with the same loss to the last digit.
     losses = {}
     for line in content(w, "log.jsonl").splitlines():
@@ -112,26 +120,26 @@ def other_ranks(w):
 
     base = ["--epochs", 3, "--no-augment", "--lr", 0.005, "--schedule", "cosine"]
     w.ok(*options(w, 2, *base, "--log", "whole.jsonl", "--save", "whole.pth"))
-    w.ok(*options(w, 2, *base, "--steps", 10, "--checkpoint", "half.ckpt"))  # within the second epoch: 3 steps of 7
+    w.ok(*options(w, 2, *base, "--steps", 9, "--checkpoint", "half.ckpt"))  # within the second epoch: 2 steps of 7
     out = w.ok(*options(w, 1, *base, "--batch", 32, "--resume", "half.ckpt", "--log", "same.jsonl", "--save", "same.pth"))
     assert "going on with --ranks 1 --batch 32 (was --ranks 2 --batch 16)" in out, out
-    whole, same = log("whole.jsonl")[10:], log("same.jsonl")
+    whole, same = log("whole.jsonl")[9:], log("same.jsonl")
     assert [(x["step"], x["epoch"], x["lr"], x["images"]) for x in whole] == \
         [(x["step"], x["epoch"], x["lr"], x["images"]) for x in same]
     assert all(abs(a["loss"] - b["loss"]) < 2e-3 for a, b in zip(whole, same)), (whole, same)
     assert whole != same and content(w, "whole.pth") != content(w, "same.pth")
     w.ok("diff", "whole.pth", "same.pth", "--atol", 1e-3)
 
-    # 3 ranks with the same batch: 107 of 203 images are left, steps of 48. Stopped again, then one rank: steps of 16.
-    w.ok(*options(w, 3, *base, "--resume", "half.ckpt", "--steps", 12, "--checkpoint", "more.ckpt", "--log", "three.jsonl"))
+    # 3 ranks with the same batch: after 64 of 203 images, steps of 48. Stopped again, then one rank: steps of 16.
+    w.ok(*options(w, 3, *base, "--resume", "half.ckpt", "--steps", 11, "--checkpoint", "more.ckpt", "--log", "three.jsonl"))
     w.ok(*options(w, 1, *base, "--resume", "more.ckpt", "--log", "one.jsonl", "--checkpoint", "end.ckpt"))
     three, one = log("three.jsonl"), log("one.jsonl")
-    assert [(x["step"], x["epoch"], x["images"]) for x in three] == [(11, 2, 48), (12, 2, 48)], three
-    assert [(x["step"], x["epoch"], x["images"]) for x in one] == [(13, 2, 11)] + \
-        [(14 + i, 3, 16 if i < 12 else 11) for i in range(13)], one
+    assert [(x["step"], x["epoch"], x["images"]) for x in three] == [(10, 2, 48), (11, 2, 48)], three
+    assert [(x["step"], x["epoch"], x["images"]) for x in one] == \
+        [(12, 2, 16), (13, 2, 16), (14, 2, 11)] + [(15 + i, 3, 16 if i < 12 else 11) for i in range(13)], one
     # The schedule is where a run of so many ranks would be: 5 steps an epoch with three ranks, 13 with one.
     import math
-    for x, place, steps in ((three[0], 5 + 2, 15), (one[0], 13 + 12, 39), (one[1], 26, 39), (one[-1], 38, 39)):
+    for x, place, steps in ((three[0], 5 + 1, 15), (one[0], 13 + 10, 39), (one[3], 26, 39), (one[-1], 38, 39)):
         assert abs(x["lr"] - 0.005 * 0.5 * (1 + math.cos(math.pi * place / steps))) < 1e-8, (x, place)
     done = w.run(*options(w, 2, *base, "--batch", 8, "--resume", "half.ckpt"))
     assert done.returncode == 2 and "with --batch 16 on 2 ranks, this run has --batch 8 on 2" in done.stderr, done
