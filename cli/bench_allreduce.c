@@ -274,7 +274,7 @@ int bench_allreduce(int argc, char **argv, bench_words whole)
     if (!in_launcher()) {
         o.ranks = o.ranks == 0 ? 2 : o.ranks;
         if (o.ranks > 1) {
-            return relaunch((int)o.ranks, whole.argc, whole.argv);
+            return relaunch((int)o.ranks, 0, whole.argc, whole.argv);
         }
     }
     bench b;

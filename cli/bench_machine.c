@@ -211,7 +211,7 @@ int bench_machine(int argc, char **argv, bench_words whole)
         o.ranks = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
     }
     if (o.ranks > 1 && !in_launcher()) {
-        return relaunch((int)o.ranks, whole.argc, whole.argv);
+        return relaunch((int)o.ranks, 0, whole.argc, whole.argv);
     }
     bench b;
     code = bench_open(&b, command, NULL, o.ranks, false);

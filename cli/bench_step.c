@@ -248,7 +248,7 @@ int bench_step(int argc, char **argv, bench_words whole)
     }
     if (start_ranks) {
         code = bench_close(&r.b, CLI_OK, true);
-        return code != CLI_OK ? code : relaunch((int)o.ranks, whole.argc, whole.argv);
+        return code != CLI_OK ? code : relaunch((int)o.ranks, 0, whole.argc, whole.argv);
     }
     code = run(&r);
     free(r.seconds);

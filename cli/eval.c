@@ -25,7 +25,7 @@ int cmd_eval(int argc, char **argv)
     }
     if (start_ranks) {
         code = session_close(&s, CLI_OK, true);
-        return code != CLI_OK ? code : relaunch((int)ranks, argc, argv);
+        return code != CLI_OK ? code : relaunch((int)ranks, 0, argc, argv);
     }
     score found;
     char correct[32], count[32];

@@ -21,21 +21,33 @@ bool in_launcher(void)
     return many || getenv("RANK") != NULL || getenv("WORLD_SIZE") != NULL;
 }
 
-int relaunch(int ranks, int argc, char **argv)
+bool launcher_restarts(void)
 {
-    char self[4096], count[16];
+    return getenv("TORCHELASTIC_MAX_RESTARTS") != NULL;
+}
+
+int launcher_restart(void)
+{
+    const char *count = getenv("TORCHELASTIC_RESTART_COUNT");
+    return count != NULL ? atoi(count) : 0;
+}
+
+int relaunch(int ranks, int restarts, int argc, char **argv)
+{
+    char self[4096], count[16], most[16];
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    char **args = calloc((size_t)argc + 7, sizeof(*args));
+    char **args = calloc((size_t)argc + 9, sizeof(*args));
     if (n <= 0 || args == NULL) {
         free(args);
         return cli_fail(argv[0], CLI_FAILED, "cannot find this program: %s", strerror(errno));
     }
     self[n] = '\0';
     snprintf(count, sizeof(count), "%d", ranks);
-    char muster[] = "muster", run[] = "run", flag_n[] = "-n", dashes[] = "--";
-    char *head[] = {muster, run, flag_n, count, dashes, self};
+    snprintf(most, sizeof(most), "%d", restarts);
+    char muster[] = "muster", run[] = "run", flag_n[] = "-n", flag_r[] = "--max-restarts", dashes[] = "--";
+    char *head[] = {muster, run, flag_n, count, flag_r, most, dashes, self};
     memcpy(args, head, sizeof(head));
-    memcpy(args + 6, argv, (size_t)argc * sizeof(*argv)); /* argv[0] is the subcommand's name */
+    memcpy(args + sizeof(head) / sizeof(*head), argv, (size_t)argc * sizeof(*argv)); /* argv[0] is the subcommand's name */
     fflush(NULL);
     execv(self, args);
     int error = errno;

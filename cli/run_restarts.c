@@ -33,11 +33,16 @@ static void close_rank(rank_process *p)
     p->log = p->out.fd = p->err.fd = -1;
 }
 
-/* Whether the ranks ended because the launcher was told to tell them so. */
+/* Whether the ranks ended because the launcher was told to tell them so, or because one of them was told and said so by its
+ * exit code, as `muster train` does after it has saved its state. */
 static bool was_asked(const launch *l)
 {
     int s = l->failed_status, sig = l->passed_on;
-    return sig != 0 && ((WIFSIGNALED(s) && WTERMSIG(s) == sig) || (WIFEXITED(s) && WEXITSTATUS(s) == 128 + sig));
+    if (WIFSIGNALED(s)) {
+        return sig != 0 && WTERMSIG(s) == sig;
+    }
+    int told = WEXITSTATUS(s) - 128;
+    return told == SIGTERM || told == SIGINT || told == SIGUSR1 || (sig != 0 && told == sig);
 }
 
 /* Runs all ranks once. -1: again; else the exit code. */

@@ -14,6 +14,11 @@
 /* A run whose loss stays non-finite so many steps in a row cannot recover by skipping them. */
 #define SKIPS_MAX 20
 
+/* What a terminal, a batch system that takes its nodes back, and one that was asked to warn before (Slurm's --signal) send.
+ * Where ranks got several, the first of these counts, on all ranks. */
+static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1};
+#define STOP_SIGNALS (sizeof(stop_signals) / sizeof(stop_signals[0]))
+
 static volatile sig_atomic_t stop_signal;
 
 static void on_stop(int number)
@@ -84,17 +89,21 @@ static bool train_step(run *r, const mu_batch *b, float *loss_out)
 /* Sums the step's loss over ranks, and lets all ranks stop at the same step when one got a signal. */
 static bool agree(run *r, const mu_batch *b, float loss, double *mean)
 {
-    double sums[3] = {0, 0, stop_signal != 0 ? 1 : 0};
+    double sums[2 + STOP_SIGNALS] = {0};
+    int number = stop_signal;
+    for (size_t i = 0; i < STOP_SIGNALS; i++) {
+        sums[2 + i] = number == stop_signals[i];
+    }
     if (b->samples > 0) {
         sums[0] = (double)loss * (double)b->samples;
         sums[1] = (double)b->samples;
     }
-    if (mu_all_reduce(r->s.world, sums, 3, MU_F64, MU_SUM) < 0) {
+    if (mu_all_reduce(r->s.world, sums, 2 + STOP_SIGNALS, MU_F64, MU_SUM) < 0) {
         return false;
     }
     *mean = sums[1] > 0 ? sums[0] / sums[1] : NAN;
-    if (sums[2] > 0) {
-        r->stopped = stop_signal != 0 ? (int)stop_signal : SIGTERM;
+    for (size_t i = STOP_SIGNALS; i-- > 0;) {
+        r->stopped = sums[2 + i] > 0 ? stop_signals[i] : r->stopped;
     }
     return true;
 }
@@ -126,6 +135,9 @@ static bool evaluate(run *r)
 static bool save(run *r)
 {
     r->saved_step = r->s.state.step;
+    if (r->log != NULL) {
+        fflush(r->log); /* so that what goes on from here finds the steps before it there */
+    }
     return train_state_save(&r->s);
 }
 
@@ -347,6 +359,15 @@ static int train(run *r)
     return code == CLI_OK && r->stopped != 0 ? 128 + r->stopped : code;
 }
 
+static void listen_for_signals(const train_options *o)
+{
+    if (o->checkpoint != NULL) {
+        sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART}, NULL);
+        sigaction(SIGUSR1, &(struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART}, NULL);
+        sigaction(SIGINT, &(struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART | SA_RESETHAND}, NULL);
+    }
+}
+
 int cmd_train(int argc, char **argv)
 {
     static train_options o;
@@ -356,9 +377,9 @@ int cmd_train(int argc, char **argv)
         return code;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (o.ranks > 1 && !in_launcher()) {
+    if ((o.ranks > 1 || o.max_restarts > 0) && !in_launcher()) {
         /* Set it up once here: what is wrong with the input is said in one line, and no rank is started. */
-        int64_t ranks = o.ranks;
+        int64_t ranks = o.ranks > 0 ? o.ranks : 1;
         code = session_open(&r.s, &o, true);
         if (code < 0) {
             code = session_setup_train(&r.s);
@@ -366,18 +387,14 @@ int cmd_train(int argc, char **argv)
         if (code >= 0 || (code = session_close(&r.s, CLI_OK, true)) != CLI_OK) {
             return code;
         }
-        return relaunch((int)ranks, argc, argv);
+        return relaunch((int)ranks, (int)o.max_restarts, argc, argv);
     }
-    code = session_open(&r.s, &o, false);
-    if (code < 0) {
-        code = session_setup_train(&r.s);
-    }
-    if (code >= 0) {
+    if ((code = session_open(&r.s, &o, false)) >= 0) {
         return code;
     }
-    if (o.checkpoint != NULL) {
-        sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART}, NULL);
-        sigaction(SIGINT, &(struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART | SA_RESETHAND}, NULL);
+    listen_for_signals(&o); /* before the last exchange of the set-up: once a rank trains, all listen */
+    if ((code = session_setup_train(&r.s)) >= 0) {
+        return code;
     }
     return train(&r);
 }

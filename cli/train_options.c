@@ -1,6 +1,7 @@
 /* Flags of `muster train` and `muster eval`, and the checks that need nothing built. */
 #include "train_options.h"
 #include "commands.h"
+#include "relaunch.h"
 
 #include <muster/layers.h>
 
@@ -103,6 +104,8 @@ const flag train_flags[] = {
      "go on from a --checkpoint file, bit for bit, or from a PyTorch program's training file; auto: from --checkpoint if "
      "it is there", 0, 0, FLAG_FREE},
     {"eval-every", FLAG_INT, AT(eval_every), "N", "test every N epochs; 0: only at the end (1)", 0, 1e9, FLAG_FREE},
+    {"max-restarts", FLAG_INT, AT(max_restarts), "K",
+     "when a rank fails, start all again from --checkpoint, at most K times (0)", 0, 1e6, FLAG_FREE},
     {"log", FLAG_TEXT, AT(log), "FILE", "write one line of JSON for each step", 0, 0, FLAG_FREE},
     {"report", FLAG_TEXT, AT(report), "FILE", "write rank 0's report of the reductions at the end, as JSON; -: print it",
      0, 0, FLAG_FREE},
@@ -316,6 +319,31 @@ static void fill_defaults(train_options *o)
     }
 }
 
+/* Ranks that are started again go on from --checkpoint, so what is there when they are first started has to be theirs. */
+static int check_restarts(train_options *o)
+{
+    if (o->max_restarts == 0) {
+        return -1;
+    }
+    if (o->checkpoint == NULL) {
+        return cli_usage_error("train", "--max-restarts goes on from --checkpoint, which is missing");
+    }
+    if (!in_launcher()) {
+        bool from_it = o->resume_auto || (o->resume != NULL && strcmp(o->resume, o->checkpoint) == 0);
+        if (!from_it && access(o->checkpoint, F_OK) == 0) {
+            return cli_usage_error("train", "--max-restarts would go on from %s, which is there already: --resume auto begins "
+                                   "with it, or remove it", o->checkpoint);
+        }
+        return -1;
+    }
+    if (!launcher_restarts()) {
+        return cli_usage_error("train", "--max-restarts starts ranks of this machine again; under mpirun or srun the whole "
+                               "command is to be started again, with --resume auto");
+    }
+    o->resume_auto = o->resume_auto || launcher_restart() > 0;
+    return -1;
+}
+
 int train_options_parse(train_options *o, int argc, char **argv)
 {
     *o = (train_options){.command = "train",   .optimizer = "sgd",    .schedule = "cosine", .batch = 64, .workers = 1,
@@ -348,7 +376,7 @@ int train_options_parse(train_options *o, int argc, char **argv)
         o->resume_auto = true;
         o->resume = NULL;
     }
-    if ((code = check_readable(o, "resume", o->resume)) >= 0 || (code = check_writable(o, "save", o->save)) >= 0 ||
+    if ((code = check_restarts(o)) >= 0 || (code = check_readable(o, "resume", o->resume)) >= 0 || (code = check_writable(o, "save", o->save)) >= 0 ||
         (code = check_writable(o, "checkpoint", o->checkpoint)) >= 0 ||
         (code = check_writable(o, "log", o->log)) >= 0 ||
         (code = check_writable(o, "report", o->report)) >= 0) {

@@ -55,15 +55,6 @@ def wait_for(condition, p, seconds=60):
         time.sleep(0.002)
 
 
-def steps_logged(w, name):
-    """The last step in a log that is being written."""
-    try:
-        lines = content(w, name).splitlines()
-    except OSError:
-        return 0
-    return json.loads(lines[-2])["step"] if len(lines) > 1 else 0
-
-
 def periodic(w):
     """Killed as a whole at random moments, again and again: what --checkpoint-every left takes it to the same end."""
     ranks, epochs = 2, 12
@@ -146,9 +137,74 @@ def other_ranks(w):
     print("2 ranks, 3 ranks, 1 rank: every image once, the schedule where it belongs")
 
 
+def gone(pids):
+    """Nobody of them is left, but for those that only wait to be collected."""
+    end = time.monotonic() + 5
+    while [x for x in pids if os.path.exists(f"/proc/{x}")]:
+        assert time.monotonic() < end, pids
+        time.sleep(0.01)
+
+
+def restarts(w):
+    """Ranks are killed and stopped at random moments: started again from the last checkpoint, with the same end."""
+    ranks, what = 3, ["--epochs", 15, "--checkpoint", "run.ckpt", "--checkpoint-every", 2, "--save", "run.pth"]
+    moments = random.Random(5)
+    w.ok(*options(w, ranks, *what))
+    whole = [content(w, name) for name in ("run.ckpt", "run.pth")]
+    done = w.run(*options(w, ranks, *what, "--max-restarts", 3))
+    assert done.returncode == 2 and "run.ckpt, which is there already" in done.stderr, done
+    os.remove(w.path_of("run.ckpt"))
+    os.environ["MUSTER_TIMEOUT"] = "1"
+    p = start(w, ranks, *what, "--max-restarts", 3, "--log", "log.jsonl")
+    everybody = set()
+    for sig in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL):
+        seen = os.stat(w.path_of("run.ckpt")).st_mtime_ns if os.path.exists(w.path_of("run.ckpt")) else 0
+        wait_for(lambda: os.path.exists(w.path_of("run.ckpt")) and os.stat(w.path_of("run.ckpt")).st_mtime_ns != seen, p)
+        pids = rank_pids(p.pid)
+        assert sorted(pids) == list(range(ranks)) and not everybody & set(pids.values()), (pids, everybody)
+        time.sleep(moments.random() * 0.02)
+        os.kill(pids[moments.randrange(ranks)], sig)
+        gone(pids.values())
+        everybody |= set(pids.values())
+    out, err = p.communicate(timeout=60)
+    assert p.returncode == 0, (out, err)
+    assert re.findall(r"starting all 3 ranks again \((\d) of 3\)", err) == ["1", "2", "3"], err
+    assert len(re.findall(r"^resumed run.ckpt at", out, re.M)) == 3, out
+    assert [content(w, name) for name in ("run.ckpt", "run.pth")] == whole
+    done = w.run(*options(w, 2, "--max-restarts", 1))
+    assert done.returncode == 2 and "goes on from --checkpoint, which is missing" in done.stderr, done
+    done = w.run(*options(w, 2, *what, "--max-restarts", 1), env={"SLURM_STEP_NUM_TASKS": "2"})
+    assert done.returncode == 2 and "under mpirun or srun" in done.stderr, done
+    print("killed, stopped and killed again: the same bytes")
+
+
+def told_to_stop(w):
+    """A signal to one rank only, or to the launcher: all stop after the same step, with that signal's exit code, and are
+    not started again."""
+    what = ["--epochs", 25, "--checkpoint", "run.ckpt", "--save", "run.pth"]
+    moments = random.Random(3)
+    w.ok(*options(w, 3, *what))
+    whole = [content(w, name) for name in ("run.ckpt", "run.pth")]
+    os.remove(w.path_of("run.ckpt"))
+    starts = [(signal.SIGUSR1, 0), (signal.SIGTERM, 2), (signal.SIGUSR1, None), (signal.SIGTERM, None), (signal.SIGINT, 1)]
+    for sig, rank in starts:
+        p = start(w, 3, *what, "--resume", "auto", "--max-restarts", 2)
+        while "3 ranks" not in p.stdout.readline():  # all are there, and listen
+            assert p.poll() is None, p.communicate()
+        time.sleep(moments.random() * 0.1)
+        os.kill(p.pid if rank is None else rank_pids(p.pid)[rank], sig)
+        out, err = p.communicate(timeout=60)
+        assert p.returncode == 128 + sig, (sig, rank, p.returncode, out, err)
+        assert f"stopped by signal {int(sig)} after step " in err and "--resume run.ckpt" in err, err
+        assert "starting" not in err, err
+    w.ok(*options(w, 3, *what, "--resume", "auto"))
+    assert [content(w, name) for name in ("run.ckpt", "run.pth")] == whole
+    print("told to stop", len(starts), "times: the same bytes")
+
+
 def main():
     with Work() as w:
-        {"periodic": periodic, "other_ranks": other_ranks}[sys.argv[1]](w)
+        {"periodic": periodic, "other_ranks": other_ranks, "restarts": restarts, "told_to_stop": told_to_stop}[sys.argv[1]](w)
 
 
 if __name__ == "__main__":
