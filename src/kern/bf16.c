@@ -2,6 +2,7 @@
  * Loops and timers are apart: the loops are compiled once for each vector width. */
 #include "kern/bf16.h"
 #include "kern/engine.h"
+#include "kern/share.h"
 #include "kern/fast_math.h"
 
 static inline float widened(uint16_t x)
@@ -38,17 +39,21 @@ MUI_CLONES void mui_bf16_coarsen(int64_t n, const float *x, float *y)
     }
 }
 
-MUI_CLONES static void relu(int64_t n, const uint16_t *x, uint16_t *y)
+/* Of one form, for the rows below: b is not read by relu. */
+typedef void (*loop)(int64_t n, const uint16_t *a, const uint16_t *b, uint16_t *y);
+
+MUI_CLONES static void relu(int64_t n, const uint16_t *a, const uint16_t *b, uint16_t *y)
 {
+    (void)b;
     for (int64_t i = 0; i < n; i++) {
-        y[i] = widened(x[i]) < 0.0f ? 0 : x[i]; /* NaN stays */
+        y[i] = widened(a[i]) < 0.0f ? 0 : a[i]; /* NaN stays */
     }
 }
 
-MUI_CLONES static void relu_backward(int64_t n, const uint16_t *y, const uint16_t *dy, uint16_t *dx)
+MUI_CLONES static void relu_backward(int64_t n, const uint16_t *a, const uint16_t *b, uint16_t *y)
 {
     for (int64_t i = 0; i < n; i++) {
-        dx[i] = widened(y[i]) > 0.0f ? dy[i] : 0;
+        y[i] = widened(a[i]) > 0.0f ? b[i] : 0;
     }
 }
 
@@ -67,42 +72,65 @@ MUI_CLONES static void add_relu(int64_t n, const uint16_t *a, const uint16_t *b,
     }
 }
 
-/* Elements read and written, all bfloat16. */
-static void stop(mui_timer *t, int64_t n)
+/* -- in parts, see share.h -------------------------------------------------------------------------------------- */
+typedef struct flat_args {
+    loop f;
+    const uint16_t *a, *b;
+    uint16_t *y;
+} flat_args;
+
+static void part(void *args, int64_t from, int64_t to)
 {
-    mui_timer_stop(t, 0, (double)n * (double)sizeof(uint16_t));
+    const flat_args *f = args;
+    f->f(to - from, f->a + from, f->b + from, f->y + from);
+}
+
+/* Of so many arrays. b may be a where it is not read. */
+static void run(mui_engine *e, loop f, int arrays, int64_t n, const uint16_t *a, const uint16_t *b, uint16_t *y)
+{
+    mui_timer t;
+    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
+    mui_split(e, n, part, &(flat_args){f, a, b, y});
+    mui_timer_stop(&t, 0, (double)arrays * (double)n * (double)sizeof(*y));
 }
 
 void mui_bf16_relu(mui_engine *e, int64_t n, const uint16_t *x, uint16_t *y)
 {
-    mui_timer t;
-    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
-    relu(n, x, y);
-    stop(&t, 2 * n);
+    run(e, relu, 2, n, x, x, y);
 }
 
 void mui_bf16_relu_backward(mui_engine *e, int64_t n, const uint16_t *y, const uint16_t *dy, uint16_t *dx)
 {
-    mui_timer t;
-    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
-    relu_backward(n, y, dy, dx);
-    stop(&t, 3 * n);
+    run(e, relu_backward, 3, n, y, dy, dx);
 }
 
 void mui_bf16_add(mui_engine *e, int64_t n, const uint16_t *a, const uint16_t *b, uint16_t *y)
 {
-    mui_timer t;
-    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
-    add(n, a, b, y);
-    stop(&t, 3 * n);
+    run(e, add, 3, n, a, b, y);
 }
 
 void mui_bf16_add_relu(mui_engine *e, int64_t n, const uint16_t *a, const uint16_t *b, uint16_t *y)
 {
-    mui_timer t;
-    mui_kernel_start(&t, e, MUI_KIND_ELEMENTWISE);
-    add_relu(n, a, b, y);
-    stop(&t, 3 * n);
+    run(e, add_relu, 3, n, a, b, y);
+}
+
+typedef struct cast_args {
+    const float *wide_from;
+    const uint16_t *from;
+    float *wide_to;
+    uint16_t *to;
+} cast_args;
+
+static void narrow_part(void *args, int64_t from, int64_t to)
+{
+    const cast_args *f = args;
+    mui_bf16_round(to - from, f->wide_from + from, f->to + from);
+}
+
+static void widen_part(void *args, int64_t from, int64_t to)
+{
+    const cast_args *f = args;
+    mui_bf16_widen(to - from, f->from + from, f->wide_to + from);
 }
 
 void mui_bf16_cast(mui_engine *e, int64_t n, const void *from, void *to, bool narrow)
@@ -110,9 +138,9 @@ void mui_bf16_cast(mui_engine *e, int64_t n, const void *from, void *to, bool na
     mui_timer t;
     mui_kernel_start(&t, e, MUI_KIND_COPY);
     if (narrow) {
-        mui_bf16_round(n, from, to);
+        mui_split(e, n, narrow_part, &(cast_args){.wide_from = from, .to = to});
     } else {
-        mui_bf16_widen(n, from, to);
+        mui_split(e, n, widen_part, &(cast_args){.from = from, .wide_to = to});
     }
     mui_timer_stop(&t, 0, (double)n * (double)(sizeof(float) + sizeof(uint16_t)));
 }

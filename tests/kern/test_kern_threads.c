@@ -1,6 +1,7 @@
 /* Our own loops by several threads: every element once, at the same time where there are threads, and the same bits for
  * any number of them. */
 #include "kern/kern_util.h"
+#include "kern/bf16.h"
 #include "kern/engine.h"
 #include "kern/share.h"
 
@@ -146,6 +147,23 @@ static void compute_elementwise(mui_engine *e, data *d)
     mui_axpy(e, d->n, 0.7f, d->x, next(d, d->z));
 }
 
+static uint16_t *next_narrow(data *d)
+{
+    return (uint16_t *)(void *)next(d, NULL);
+}
+
+static void compute_bf16(mui_engine *e, data *d)
+{
+    uint16_t *a = next_narrow(d), *b = next_narrow(d);
+    mui_bf16_cast(e, d->n, d->x, a, true);
+    mui_bf16_cast(e, d->n, d->z, b, true);
+    mui_bf16_cast(e, d->n, a, next(d, NULL), false);
+    mui_bf16_relu(e, d->n, a, next_narrow(d));
+    mui_bf16_relu_backward(e, d->n, a, b, next_narrow(d));
+    mui_bf16_add(e, d->n, a, b, next_narrow(d));
+    mui_bf16_add_relu(e, d->n, a, b, next_narrow(d));
+}
+
 /* Three steps, so that states have a history. */
 static void compute_updates(mui_engine *e, data *d)
 {
@@ -173,7 +191,7 @@ static void compute_updates(mui_engine *e, data *d)
     }
 }
 
-enum { RESULTS = 2 * MUI_UNARY_COUNT + 3 + 4 * 2 + 2 * 3 };
+enum { RESULTS = 2 * MUI_UNARY_COUNT + 3 + 7 + 4 * 2 + 2 * 3 };
 
 static void compute(int threads, data *d)
 {
@@ -181,6 +199,7 @@ static void compute(int threads, data *d)
     memset(d->out, 0, (size_t)(RESULTS * (d->n + 1)) * sizeof(float));
     d->at = 0;
     compute_elementwise(mui_engine_of(c), d);
+    compute_bf16(mui_engine_of(c), d);
     compute_updates(mui_engine_of(c), d);
     assert_int_equal(d->at, RESULTS * (d->n + 1));
     assert_int_equal(mu_context_close(c), MU_OK);
