@@ -23,7 +23,8 @@ typedef struct mu_tape_options {
      * stay float32), relu, add and add_relu of equal shapes, pooling, dropout, reshape, flatten and detach give what they
      * get; mixed operands become float32. Everything else, losses above all, computes in float32 and gives that. The
      * gradient of an activation has its type; values and gradients of parameters are float32 throughout, and reduced as such
-     * (but for mu_ddp_set_bf16). Emulated by float32 kernels and rounding: slower than float32, which one warning says. */
+     * (but for mu_ddp_set_bf16). By oneDNN's kernels where the CPU has AVX-512, elsewhere by float32 kernels and rounding,
+     * slower than float32. One warning says where the CPU has no instructions for it (AVX512_BF16). */
     bool bf16;
 } mu_tape_options;
 

@@ -1,5 +1,5 @@
 /* bfloat16 on the kernels' floor: flat conversions, element-wise kernels and matrix products. Where oneDNN has no bfloat16
- * kernels they are emulated (bf16_emulate.c): operands are widened into scratch memory, the float32 kernel runs, the result
+ * kernels, which it has with AVX-512, they are emulated (bf16_emulate.c): operands are widened into scratch memory, the float32 kernel runs, the result
  * is rounded to nearest even. Weights and biases are float32 and rounded inside, so that nobody keeps rounded copies.
  * A bfloat16 tensor in a layout has its elements where a float32 one of that layout has them. */
 #ifndef MUI_BF16_H
@@ -7,7 +7,7 @@
 
 #include "kern/kern.h"
 
-/* Says once for each engine that bfloat16 is emulated here: rank 0 by a warning. */
+/* Says once for each engine where bfloat16 is not fast: rank 0 by a warning. */
 void mui_bf16_warn(mui_engine *e);
 
 /* -- flat over n elements --------------------------------------------------------------------------------------- */

@@ -5,10 +5,11 @@
 
 void mui_bf16_warn(mui_engine *e)
 {
-    if (!e->bf16_told) {
+    if (!e->bf16_told && !(e->k.bf16 && e->k.bf16_instructions)) {
         e->bf16_told = true;
-        mui_log(e->context, e->context->rank == 0 ? MU_LOG_WARN : MU_LOG_INFO,
-                "bfloat16 is emulated here, by float32 kernels and rounding: correct, but slower than float32");
+        mui_log(e->context, e->context->rank == 0 ? MU_LOG_WARN : MU_LOG_INFO, "%s",
+                e->k.bf16 ? "this CPU has no bfloat16 instructions: kernels convert as they go, and may be slower than float32"
+                          : "bfloat16 is emulated here, by float32 kernels and rounding: correct, but slower than float32");
     }
 }
 
@@ -57,21 +58,15 @@ mu_status mui_bf16_dropout(mui_engine *e, int64_t n, const uint16_t *x, uint16_t
     return w != NULL ? MU_OK : MU_ERR_NOMEM;
 }
 
-mu_status mui_bf16_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const uint16_t *src,
-                           const mui_layout *to, uint16_t *dst)
+mu_status mui_bf16_emulated_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const void *src,
+                                    const mui_layout *to, void *dst)
 {
-    if (mui_elements(dims) == 0) {
-        return MU_OK;
-    }
-    int64_t n = elements_in(dims, to), m = elements_in(dims, from);
-    mui_timer t;
-    mui_conversion_start(&t, e, MUI_CONVERT_LAYOUT, (size_t)n * sizeof(*dst));
-    float *w = wide(e, MUI_SCRATCH_BF16_X, m, src), *r = room(e, MUI_SCRATCH_BF16_Y, n);
+    int64_t n = elements_in(dims, to);
+    float *w = wide(e, MUI_SCRATCH_BF16_X, elements_in(dims, from), src), *r = room(e, MUI_SCRATCH_BF16_Y, n);
     mu_status s = w != NULL && r != NULL ? e->k.reorder(e, dims, from, w, to, r) : MU_ERR_NOMEM;
     if (s == MU_OK) {
         mui_bf16_round(n, r, dst);
     }
-    mui_timer_stop(&t, 0, (double)(m + n) * (double)sizeof(*dst));
     return s;
 }
 

@@ -5,17 +5,11 @@
 #include "kern/bf16.h"
 #include "kern/engine.h"
 
-/* Row-major C (m, n) = op(A) op(B) + bias. */
-typedef struct mui_bf16_product {
-    int64_t m, n, k;
-    bool trans_a, trans_b;
-    bool wide_b;     /* B is float32, and rounded first */
-    bool wide_c;     /* C is float32, and added to when accumulate */
-    bool accumulate;
-    bool bias;       /* (n), float32, rounded first; not with wide_c */
-} mui_bf16_product;
 mu_status mui_bf16_emulated_product(mui_engine *e, const mui_bf16_product *p, const void *a, const void *b,
                                     const float *bias, void *c);
+
+mu_status mui_bf16_emulated_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const void *src,
+                                    const mui_layout *to, void *dst);
 
 const mui_conv2d_plan *mui_bf16_conv2d_plan(mui_engine *e, const mui_conv2d_shape *shape, const mui_layout *w);
 size_t mui_bf16_norm_mask_bytes(mui_engine *e, const mui_norm_shape *s);

@@ -1,5 +1,19 @@
-/* Matrix products of bfloat16: what they count, and who computes them. */
+/* Matrix products and conversions of bfloat16: what they count, and who computes them. */
 #include "kern/bf16_emulate.h"
+
+mu_status mui_bf16_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const uint16_t *src,
+                           const mui_layout *to, uint16_t *dst)
+{
+    if (mui_elements(dims) == 0) {
+        return MU_OK;
+    }
+    size_t bytes = mui_bytes_in_layout(dims, to) / 2;
+    mui_timer t;
+    mui_conversion_start(&t, e, MUI_CONVERT_LAYOUT, bytes);
+    mu_status s = (e->k.bf16 ? e->k.bf16_reorder : mui_bf16_emulated_reorder)(e, dims, from, src, to, dst);
+    mui_timer_stop(&t, 0, (double)(mui_bytes_in_layout(dims, from) / 2 + bytes));
+    return s;
+}
 
 /* Of the three matrices. */
 static double product_bytes(int64_t m, int64_t n, int64_t k, size_t w_bytes, size_t c_bytes)
@@ -15,7 +29,7 @@ static mu_status product(mui_engine *e, const mui_bf16_product *p, const void *a
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_GEMM);
-    mu_status s = mui_bf16_emulated_product(e, p, a, b, bias, c);
+    mu_status s = (e->k.bf16 ? e->k.bf16_product : mui_bf16_emulated_product)(e, p, a, b, bias, c);
     mui_count_flops(e, &t, 2.0 * (double)p->m * (double)p->n * (double)p->k,
                     product_bytes(p->m, p->n, p->k, p->wide_b ? sizeof(float) : sizeof(uint16_t),
                                   p->wide_c ? sizeof(float) : sizeof(uint16_t)));

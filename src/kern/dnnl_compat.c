@@ -110,6 +110,10 @@ bool mui_dnnl_open(mui_engine *e)
     e->k.gemm = gemm;
     mui_dnnl_norm_fill(&e->k);
     mui_dnnl_pool_fill(&e->k);
+    e->k.bf16 = mui_dnnl_has_bf16();
+    e->k.bf16_instructions = mui_dnnl_has_bf16_instructions();
+    e->k.bf16_reorder = mui_dnnl_bf16_reorder;
+    e->k.bf16_product = mui_dnnl_bf16_product;
     return true;
 }
 
@@ -120,10 +124,10 @@ static mui_md keep_md(mui_engine *e, dnnl_memory_desc_t md)
     return own(e, md, MUI_OBJECT_MD) ? md : NULL;
 }
 
-mui_md mui_md_tagged(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag)
+mui_md mui_md_typed(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag, dnnl_data_type_t type)
 {
     dnnl_memory_desc_t md = NULL;
-    dnnl_status_t s = dnnl_memory_desc_create_with_tag(&md, ndims, dims, dnnl_f32, tag);
+    dnnl_status_t s = dnnl_memory_desc_create_with_tag(&md, ndims, dims, type, tag);
     if (s != dnnl_success) {
         mui_dnnl_fail(e, s, "memory descriptor");
         return NULL;
@@ -177,10 +181,10 @@ mui_md mui_md_copy(mui_engine *e, mui_md md)
     return copy;
 }
 
-mui_md mui_md_tagged(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag)
+mui_md mui_md_typed(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag, dnnl_data_type_t type)
 {
     dnnl_memory_desc_t md;
-    dnnl_status_t s = dnnl_memory_desc_init_by_tag(&md, ndims, dims, dnnl_f32, tag);
+    dnnl_status_t s = dnnl_memory_desc_init_by_tag(&md, ndims, dims, type, tag);
     if (s != dnnl_success) {
         mui_dnnl_fail(e, s, "memory descriptor");
         return NULL;
@@ -208,6 +212,11 @@ mui_md_info mui_md_query(mui_md md)
     return r;
 }
 #endif
+
+mui_md mui_md_tagged(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag)
+{
+    return mui_md_typed(e, ndims, dims, tag, dnnl_f32);
+}
 
 mui_md mui_md_any(mui_engine *e, int ndims, const int64_t *dims)
 {
@@ -339,6 +348,21 @@ mu_status mui_pd_pool(mui_engine *e, const mui_dnnl_pool_args *a, dnnl_primitive
     }
 #endif
     return created(e, s, "pooling", pd);
+}
+
+mu_status mui_pd_matmul(mui_engine *e, mui_md x, mui_md w, mui_md bias, mui_md y, dnnl_primitive_desc_t *pd)
+{
+    dnnl_status_t s;
+#if DNNL_VERSION_MAJOR >= 3
+    s = dnnl_matmul_primitive_desc_create(pd, e->dnnl->engine, x, w, bias, y, e->dnnl->attr);
+#else
+    dnnl_matmul_desc_t desc;
+    s = dnnl_matmul_desc_init(&desc, x, w, bias, y);
+    if (s == dnnl_success) {
+        s = dnnl_primitive_desc_create(pd, &desc, e->dnnl->attr, e->dnnl->engine, NULL);
+    }
+#endif
+    return created(e, s, "matrix product", pd);
 }
 
 mu_status mui_pd_reorder(mui_engine *e, mui_md from, mui_md to, dnnl_primitive_desc_t *pd)

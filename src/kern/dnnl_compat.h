@@ -53,7 +53,8 @@ typedef struct mui_md_info {
     size_t bytes;
     bool blocked; /* false: an opaque form, only oneDNN's own */
 } mui_md_info;
-mui_md mui_md_tagged(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag);
+mui_md mui_md_typed(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag, dnnl_data_type_t type);
+mui_md mui_md_tagged(mui_engine *e, int ndims, const int64_t *dims, dnnl_format_tag_t tag); /* float32, as those below */
 mui_md mui_md_any(mui_engine *e, int ndims, const int64_t *dims);
 mui_md mui_md_plain(mui_engine *e, int ndims, const int64_t *dims); /* row-major */
 mui_md mui_md_copy(mui_engine *e, mui_md md);
@@ -83,6 +84,8 @@ typedef struct mui_dnnl_pool_args {
 /* hint NULL: forward; the forward's descriptor: backward. */
 mu_status mui_pd_pool(mui_engine *e, const mui_dnnl_pool_args *a, dnnl_primitive_desc_t hint,
                       dnnl_primitive_desc_t *pd) MU_MUST_USE;
+/* y = x w + bias; bias may be NULL. */
+mu_status mui_pd_matmul(mui_engine *e, mui_md x, mui_md w, mui_md bias, mui_md y, dnnl_primitive_desc_t *pd) MU_MUST_USE;
 mu_status mui_pd_reorder(mui_engine *e, mui_md from, mui_md to, dnnl_primitive_desc_t *pd) MU_MUST_USE;
 /* "jit:avx512_core" */
 const char *mui_pd_name(dnnl_primitive_desc_t pd);
@@ -106,8 +109,22 @@ mui_md mui_dnnl_md(mui_engine *e, int ndims, const int64_t *dims, const mui_layo
 bool mui_dnnl_image_layout(mui_engine *e, mu_dims dims, int64_t block, const mui_layout **out);
 mu_status mui_dnnl_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const float *src, const mui_layout *to,
                            float *dst);
+/* Whether two of one type put every element to the same place. */
+bool mui_dnnl_same_place(mui_md a, mui_md b);
 /* A reorder between two descriptors of the same dims. */
 mui_exec *mui_dnnl_reorder_exec(mui_engine *e, mui_md from, mui_md to);
+
+/* -- bfloat16, dnnl_bf16.c: only where the CPU has AVX-512, else it is emulated ------------------------------------ */
+bool mui_dnnl_has_bf16(void);
+bool mui_dnnl_has_bf16_instructions(void);
+/* The layout that an image's bfloat16 descriptor is the like of; false when there is none. */
+bool mui_dnnl_bf16_layout(mui_engine *e, mui_md md, const mui_layout **out);
+/* The bfloat16 descriptor of images of dims in that layout; NULL when there is none. */
+mui_md mui_dnnl_bf16_md(mui_engine *e, mu_dims dims, const mui_layout *layout);
+mu_status mui_dnnl_bf16_reorder(mui_engine *e, mu_dims dims, const mui_layout *from, const void *src,
+                                const mui_layout *to, void *dst);
+mu_status mui_dnnl_bf16_product(mui_engine *e, const mui_bf16_product *p, const void *a, const void *b,
+                                const float *bias, void *c);
 
 /* -- the rows of the kernel table --------------------------------------------------------------------------------- */
 const mui_conv2d_plan *mui_dnnl_conv2d_plan(mui_engine *e, const mui_conv2d_shape *shape, const mui_layout *w);

@@ -79,6 +79,12 @@ static bool same_place(const mui_md_info *a, const mui_md_info *b)
     return true;
 }
 
+bool mui_dnnl_same_place(mui_md a, mui_md b)
+{
+    mui_md_info x = mui_md_query(a), y = mui_md_query(b);
+    return x.blocked && y.blocked && same_place(&x, &y);
+}
+
 /* oneDNN's way of writing it: dimensions from the largest stride on, capital when split, then blocks with their sizes.
  * Made from the canonical form, so that it does not depend on which descriptor came first. */
 static void write_name(const mui_md_info *md, char *name, size_t bytes)

@@ -1,6 +1,7 @@
 /* Batch normalisation by oneDNN. With relu, training saves a bit mask (oneDNN's workspace), so backward needs no y.
  * Backward of evaluation masks dy by y first, since oneDNN's fused form would want the workspace that only training
  * writes. Gamma and beta that are NULL are ones and zeros. */
+#include "kern/bf16_emulate.h"
 #include "kern/dnnl_compat.h"
 
 #include <stdio.h>
@@ -10,7 +11,7 @@ typedef struct dnnl_norm {
     mui_exec *forward, *backward, *forward_eval, *backward_eval; /* NULL: not made yet */
     dnnl_primitive_desc_t forward_pd, eval_pd;
     size_t mask_bytes;
-    bool slow;         /* oneDNN has nothing better than the reference: use that */
+    bool slow;         /* oneDNN has nothing better than the reference, or the emulation of bfloat16: use that */
     char what[120];
 } dnnl_norm;
 
@@ -20,9 +21,10 @@ static mui_md md_of(mui_engine *e, const mui_norm_shape *s)
 {
     const int64_t dims[] = {s->n, s->c, s->h, s->w};
     if (s->layout == NULL && s->h == 1 && s->w == 1) {
-        return mui_md_tagged(e, 4, dims, dnnl_acdb); /* (N, C): the same memory, but vector code over the channels */
+        /* (N, C): the same memory, but vector code over the channels */
+        return mui_md_typed(e, 4, dims, dnnl_acdb, s->bf16 ? dnnl_bf16 : dnnl_f32);
     }
-    return mui_dnnl_md(e, 4, dims, s->layout);
+    return s->bf16 ? mui_dnnl_bf16_md(e, MU_DIMS(s->n, s->c, s->h, s->w), s->layout) : mui_dnnl_md(e, 4, dims, s->layout);
 }
 
 static bool better_than_reference(dnnl_primitive_desc_t pd)
@@ -34,8 +36,12 @@ static dnnl_norm *make(mui_engine *e, const mui_norm_shape *s)
 {
     dnnl_norm *p = mui_engine_keep(e, sizeof(*p));
     mui_md x = md_of(e, s);
-    if (p == NULL || x == NULL) {
+    if (p == NULL || (x == NULL && !s->bf16)) {
         return NULL;
+    }
+    if (x == NULL) {
+        p->slow = true;
+        return p;
     }
     snprintf(p->what, sizeof(p->what), "batch norm of (%lld, %lld, %lld, %lld)", (long long)s->n, (long long)s->c,
              (long long)s->h, (long long)s->w);
@@ -62,7 +68,7 @@ static dnnl_norm *find(mui_engine *e, const mui_norm_shape *s)
     uint32_t eps;
     memcpy(&eps, &s->eps, sizeof(eps));
     mui_key key = {{MUI_KEY_NORM, (uint64_t)s->n, (uint64_t)s->c, (uint64_t)s->h, (uint64_t)s->w,
-                    (uint64_t)(uintptr_t)s->layout, (uint64_t)s->relu << 32 | eps}};
+                    (uint64_t)(uintptr_t)s->layout, (uint64_t)s->bf16 << 33 | (uint64_t)s->relu << 32 | eps}};
     dnnl_norm *p = mui_cache_find(&e->cache, &key);
     if (p == NULL) {
         p = make(e, s);
@@ -98,7 +104,7 @@ static bool channels_of(mui_engine *e, int64_t c, const float *gamma, const floa
 static size_t mask_bytes(mui_engine *e, const mui_norm_shape *s)
 {
     dnnl_norm *p = find(e, s);
-    return p == NULL ? 0 : p->mask_bytes;
+    return p == NULL ? 0 : p->slow && s->bf16 ? mui_bf16_norm_mask_bytes(e, s) : p->mask_bytes;
 }
 
 static mui_exec *forward_exec(mui_engine *e, dnnl_norm *p, const mui_norm_shape *s, bool evaluate)
@@ -130,7 +136,7 @@ static mu_status forward(mui_engine *e, const mui_norm_shape *s, const void *x, 
         return MU_ERR_DEVICE;
     }
     if (p->slow) {
-        return mui_ref_norm_forward(e, s, x, gamma, beta, y, mean, var, mask);
+        return (s->bf16 ? mui_bf16_norm_forward : mui_ref_norm_forward)(e, s, x, gamma, beta, y, mean, var, mask);
     }
     channels k;
     mui_exec *exec = forward_exec(e, p, s, false);
@@ -149,7 +155,7 @@ static mu_status forward_eval(mui_engine *e, const mui_norm_shape *s, const void
         return MU_ERR_DEVICE;
     }
     if (p->slow) {
-        return mui_ref_norm_forward_eval(e, s, x, gamma, beta, mean, var, y);
+        return (s->bf16 ? mui_bf16_norm_forward_eval : mui_ref_norm_forward_eval)(e, s, x, gamma, beta, mean, var, y);
     }
     channels k;
     mui_exec *exec = forward_exec(e, p, s, true);
@@ -210,8 +216,13 @@ static mui_exec *backward_exec(mui_engine *e, dnnl_norm *p, const mui_norm_shape
 }
 
 /* out = in where y > 0, else 0. */
-static void mask_by(int64_t n, const float *y, const float *in, float *out)
+static void mask_by(const mui_norm_shape *s, const void *y, const void *in, void *out)
 {
+    int64_t n = (int64_t)(mui_bytes_in_layout(MU_DIMS(s->n, s->c, s->h, s->w), s->layout) / sizeof(float));
+    if (s->bf16) {
+        mui_bf16_relu_backward(NULL, n, y, in, out);
+        return;
+    }
     mui_unary_backward(NULL, MUI_RELU, n, NULL, y, in, out, 0.0f, false);
 }
 
@@ -231,10 +242,11 @@ static mu_status backward(mui_engine *e, const mui_norm_shape *s, const void *x,
         return MU_ERR_DEVICE;
     }
     if (p->slow) {
-        return mui_ref_norm_backward(e, s, x, y, dy, gamma, mean, var, mask, dx, dgamma, dbeta, accumulate, evaluate);
+        return (s->bf16 ? mui_bf16_norm_backward : mui_ref_norm_backward)(e, s, x, y, dy, gamma, mean, var, mask, dx,
+                                                                          dgamma, dbeta, accumulate, evaluate);
     }
     if (s->relu && evaluate) {
-        mask_by((int64_t)(mui_bytes_in_layout(MU_DIMS(s->n, s->c, s->h, s->w), s->layout) / sizeof(float)), y, dy, dx);
+        mask_by(s, y, dy, dx);
         dy = dx;
     }
     channels k;

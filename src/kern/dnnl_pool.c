@@ -1,4 +1,5 @@
 /* Pooling by oneDNN: the output takes the input's kind of layout. */
+#include "kern/bf16_emulate.h"
 #include "kern/dnnl_compat.h"
 
 #include <stdio.h>
@@ -10,7 +11,7 @@ typedef struct dnnl_pool {
     mui_md y_md; /* as forward has it: for 1x1 results its layout is plain too, but plain would choose slow code */
     const mui_layout *y;
     size_t workspace_bytes;
-    bool slow; /* the reference serves this shape, on plain output */
+    bool slow; /* the reference serves this shape, on plain output, or the emulation of bfloat16 */
     char what[120];
 } dnnl_pool;
 
@@ -33,17 +34,18 @@ static mui_dnnl_pool_args args_of(const mui_pool2d_shape *s, mui_md x, mui_md y)
 
 static mui_md x_md(mui_engine *e, const mui_pool2d_shape *s)
 {
-    return mui_dnnl_md(e, 4, (const int64_t[]){s->n, s->c, s->ih, s->iw}, s->x);
+    return s->bf16 ? mui_dnnl_bf16_md(e, MU_DIMS(s->n, s->c, s->ih, s->iw), s->x)
+                   : mui_dnnl_md(e, 4, (const int64_t[]){s->n, s->c, s->ih, s->iw}, s->x);
 }
 
 static bool make_forward(mui_engine *e, const mui_pool2d_shape *s, dnnl_pool *p, mui_md x)
 {
-    mui_md y = p->y_md = mui_pd_md(e, p->forward_pd, dnnl_query_dst_md), workspace = NULL;
+    mui_md y = p->y_md, workspace = NULL;
     p->workspace_bytes = s->kind == MUI_POOL_MAX ? mui_pd_workspace_bytes(p->forward_pd) : 0;
     if (p->workspace_bytes > 0) {
         workspace = mui_pd_md(e, p->forward_pd, dnnl_query_workspace_md);
     }
-    if (y == NULL || (p->workspace_bytes > 0 && workspace == NULL) || !mui_dnnl_layout(e, y, &p->y)) {
+    if (p->workspace_bytes > 0 && workspace == NULL) {
         return false;
     }
     p->forward = mui_exec_new(e, p->forward_pd, workspace != NULL ? 3 : 2,
@@ -52,10 +54,38 @@ static bool make_forward(mui_engine *e, const mui_pool2d_shape *s, dnnl_pool *p,
     return p->forward != NULL;
 }
 
+static dnnl_pool *make_slow(mui_engine *e, const mui_pool2d_shape *s, dnnl_pool *p)
+{
+    p->slow = true;
+    if (s->bf16) {
+        p->y = mui_bf16_pool_out_layout(e, s);
+        p->workspace_bytes = mui_bf16_pool_workspace_bytes(e, s);
+    } else {
+        p->workspace_bytes = s->kind == MUI_POOL_MAX ? mui_ref_pool_workspace_bytes(e, s) : 0;
+    }
+    return p;
+}
+
+/* The layout of y_md; *known false: a bfloat16 one that float32 has no like of. False on failure. */
+static bool out_layout_of(mui_engine *e, const mui_pool2d_shape *s, dnnl_pool *p, bool *known)
+{
+    *known = true;
+    p->y_md = mui_pd_md(e, p->forward_pd, dnnl_query_dst_md);
+    if (p->y_md != NULL && s->bf16) {
+        *known = mui_dnnl_bf16_layout(e, p->y_md, &p->y);
+        return true;
+    }
+    return p->y_md != NULL && mui_dnnl_layout(e, p->y_md, &p->y);
+}
+
 static dnnl_pool *make(mui_engine *e, const mui_pool2d_shape *s)
 {
     dnnl_pool *p = mui_engine_keep(e, sizeof(*p));
-    mui_md x = x_md(e, s), y = mui_md_any(e, 4, (const int64_t[]){s->n, s->c, s->oh, s->ow});
+    const int64_t out[] = {s->n, s->c, s->oh, s->ow};
+    mui_md x = x_md(e, s), y = mui_md_typed(e, 4, out, dnnl_format_tag_any, s->bf16 ? dnnl_bf16 : dnnl_f32);
+    if (p != NULL && x == NULL && s->bf16) {
+        return make_slow(e, s, p);
+    }
     if (p == NULL || x == NULL || y == NULL) {
         return NULL;
     }
@@ -65,10 +95,15 @@ static dnnl_pool *make(mui_engine *e, const mui_pool2d_shape *s)
     if (mui_pd_pool(e, &a, NULL, &p->forward_pd) != MU_OK) {
         return NULL;
     }
-    p->slow = p->forward_pd == NULL || strstr(mui_pd_name(p->forward_pd), "ref") != NULL;
-    if (p->slow) {
-        p->workspace_bytes = s->kind == MUI_POOL_MAX ? mui_ref_pool_workspace_bytes(e, s) : 0;
-        return p;
+    bool known = false;
+    if (p->forward_pd == NULL || strstr(mui_pd_name(p->forward_pd), "ref") != NULL) {
+        return make_slow(e, s, p);
+    }
+    if (!out_layout_of(e, s, p, &known)) {
+        return NULL;
+    }
+    if (!known) {
+        return make_slow(e, s, p);
     }
     return make_forward(e, s, p, x) ? p : NULL;
 }
@@ -77,7 +112,8 @@ static dnnl_pool *find(mui_engine *e, const mui_pool2d_shape *s)
 {
     mui_key key = {{MUI_KEY_POOL, (uint64_t)s->n, (uint64_t)s->c, (uint64_t)s->ih, (uint64_t)s->iw, (uint64_t)s->oh,
                     (uint64_t)s->ow, (uint64_t)s->kh, (uint64_t)s->kw, (uint64_t)s->stride[0], (uint64_t)s->stride[1],
-                    (uint64_t)s->pad[0], (uint64_t)s->pad[1], (uint64_t)s->kind, (uint64_t)(uintptr_t)s->x}};
+                    (uint64_t)s->pad[0], (uint64_t)s->pad[1], (uint64_t)s->bf16 << 8 | (uint64_t)s->kind,
+                    (uint64_t)(uintptr_t)s->x}};
     dnnl_pool *p = mui_cache_find(&e->cache, &key);
     if (p == NULL) {
         p = make(e, s);
@@ -107,7 +143,7 @@ static mu_status forward(mui_engine *e, const mui_pool2d_shape *s, const void *x
         return MU_ERR_DEVICE;
     }
     if (p->slow) {
-        return mui_ref_pool_forward(e, s, x, y, workspace);
+        return (s->bf16 ? mui_bf16_pool_forward : mui_ref_pool_forward)(e, s, x, y, workspace);
     }
     if (p->workspace_bytes > 0 && workspace == NULL) {
         /* The primitive writes where the maxima were in any case. */
@@ -150,7 +186,7 @@ static mu_status backward(mui_engine *e, const mui_pool2d_shape *s, const void *
         return MU_ERR_DEVICE;
     }
     if (p->slow) {
-        return mui_ref_pool_backward(e, s, dy, workspace, dx);
+        return (s->bf16 ? mui_bf16_pool_backward : mui_ref_pool_backward)(e, s, dy, workspace, dx);
     }
     if (p->backward == NULL && !make_backward(e, s, p)) {
         return MU_ERR_DEVICE;

@@ -250,6 +250,11 @@ void mui_count_flops(mui_engine *e, mui_timer *t, double flops, double bytes)
     mui_timer_stop(t, flops, bytes);
 }
 
+static bool emulates(const mui_engine *e, bool bf16)
+{
+    return bf16 && !e->k.bf16;
+}
+
 /* -- convolution ------------------------------------------------------------------------------------------------ */
 static bool conv_is_empty(const mui_conv2d_shape *s)
 {
@@ -268,9 +273,9 @@ const mui_conv2d_plan *mui_conv2d_plan_get(mui_engine *e, const mui_conv2d_shape
     if (p != NULL) {
         return p;
     }
-    p = s->bf16            ? mui_bf16_conv2d_plan(e, s, w)
-        : conv_is_empty(s) ? mui_ref_conv2d_plan(e, s, w)
-                           : e->k.conv2d_plan(e, s, w);
+    p = emulates(e, s->bf16) || (s->bf16 && conv_is_empty(s)) ? mui_bf16_conv2d_plan(e, s, w)
+        : conv_is_empty(s)                                    ? mui_ref_conv2d_plan(e, s, w)
+                                                              : e->k.conv2d_plan(e, s, w);
     if (p == NULL || !mui_cache_put(e, &e->cache, &key, (void *)p)) {
         return NULL;
     }
@@ -374,7 +379,7 @@ static void zero_channels(int64_t channels, float *a, float *b)
 
 size_t mui_batch_norm_mask_bytes(mui_engine *e, const mui_norm_shape *s)
 {
-    if (s->bf16) {
+    if (emulates(e, s->bf16)) {
         return mui_bf16_norm_mask_bytes(e, s);
     }
     return norm_is_empty(s) || e->k.norm_mask_bytes == NULL ? 0 : e->k.norm_mask_bytes(e, s);
@@ -389,7 +394,7 @@ mu_status mui_batch_norm_forward(mui_engine *e, const mui_norm_shape *s, const v
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_NORM_FORWARD);
-    mu_status r = s->bf16 ? mui_bf16_norm_forward(e, s, x, gamma, beta, y, mean, var, mask)
+    mu_status r = emulates(e, s->bf16) ? mui_bf16_norm_forward(e, s, x, gamma, beta, y, mean, var, mask)
                           : e->k.norm_forward(e, s, x, gamma, beta, y, mean, var, mask);
     mui_timer_stop(&t, 0, norm_bytes(s, 2));
     return r;
@@ -407,8 +412,8 @@ static mu_status norm_backward(mui_engine *e, const mui_norm_shape *s, const voi
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_NORM_BACKWARD);
-    mu_status r = (s->bf16 ? mui_bf16_norm_backward : e->k.norm_backward)(e, s, x, y, dy, gamma, mean, var, mask, dx,
-                                                                          dgamma, dbeta, accumulate, evaluate);
+    mu_status r = (emulates(e, s->bf16) ? mui_bf16_norm_backward : e->k.norm_backward)(
+        e, s, x, y, dy, gamma, mean, var, mask, dx, dgamma, dbeta, accumulate, evaluate);
     mui_timer_stop(&t, 0, norm_bytes(s, 3));
     return r;
 }
@@ -428,7 +433,7 @@ mu_status mui_batch_norm_forward_eval(mui_engine *e, const mui_norm_shape *s, co
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_NORM_FORWARD);
-    mu_status r = s->bf16 ? mui_bf16_norm_forward_eval(e, s, x, gamma, beta, mean, var, y)
+    mu_status r = emulates(e, s->bf16) ? mui_bf16_norm_forward_eval(e, s, x, gamma, beta, mean, var, y)
                           : e->k.norm_forward_eval(e, s, x, gamma, beta, mean, var, y);
     mui_timer_stop(&t, 0, norm_bytes(s, 2));
     return r;
@@ -454,7 +459,7 @@ static double pool_bytes(const mui_pool2d_shape *s)
 
 const mui_layout *mui_pool2d_out_layout(mui_engine *e, const mui_pool2d_shape *s)
 {
-    if (s->bf16) {
+    if (emulates(e, s->bf16)) {
         return mui_bf16_pool_out_layout(e, s);
     }
     return pool_is_empty(s) || e->k.pool_out_layout == NULL ? NULL : e->k.pool_out_layout(e, s);
@@ -462,7 +467,7 @@ const mui_layout *mui_pool2d_out_layout(mui_engine *e, const mui_pool2d_shape *s
 
 size_t mui_pool2d_workspace_bytes(mui_engine *e, const mui_pool2d_shape *s)
 {
-    if (s->bf16) {
+    if (emulates(e, s->bf16)) {
         return mui_bf16_pool_workspace_bytes(e, s);
     }
     return pool_is_empty(s) || s->kind != MUI_POOL_MAX ? 0 : e->k.pool_workspace_bytes(e, s);
@@ -475,7 +480,7 @@ mu_status mui_pool2d_forward(mui_engine *e, const mui_pool2d_shape *s, const voi
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_POOL_FORWARD);
-    mu_status r = s->bf16 ? mui_bf16_pool_forward(e, s, x, y, workspace)
+    mu_status r = emulates(e, s->bf16) ? mui_bf16_pool_forward(e, s, x, y, workspace)
                           : e->k.pool_forward(e, s, x, y, workspace);
     mui_timer_stop(&t, 0, pool_bytes(s));
     return r;
@@ -493,7 +498,7 @@ mu_status mui_pool2d_backward(mui_engine *e, const mui_pool2d_shape *s, const vo
     }
     mui_timer t;
     mui_timer_start(&t, e->context, MUI_KIND_POOL_BACKWARD);
-    mu_status r = s->bf16 ? mui_bf16_pool_backward(e, s, dy, workspace, dx)
+    mu_status r = emulates(e, s->bf16) ? mui_bf16_pool_backward(e, s, dy, workspace, dx)
                           : e->k.pool_backward(e, s, dy, workspace, dx);
     mui_timer_stop(&t, 0, pool_bytes(s));
     return r;

@@ -6,10 +6,26 @@
 #include "base/profile.h"
 #include "kern/kern.h"
 
-/* One backend fills one of these. Images are float32 here, whatever the entry points of kern.h take. An entry it leaves
- * NULL is taken from the reference. An entry of a backend that cannot do a particular shape calls the reference's function
- * for it. Rows of sizes 0 never get here, except in gemm. */
+/* Row-major C (m, n) = op(A) op(B) + bias, of bfloat16. */
+typedef struct mui_bf16_product {
+    int64_t m, n, k;
+    bool trans_a, trans_b;
+    bool wide_b;     /* B is float32, and rounded first */
+    bool wide_c;     /* C is float32, and added to when accumulate */
+    bool accumulate;
+    bool bias;       /* (n), float32, rounded first; not with wide_c */
+} mui_bf16_product;
+
+/* One backend fills one of these. An entry it leaves NULL is taken from the reference. An entry of a backend that cannot
+ * do a particular shape calls the reference's function for it, or the emulation's for shapes with bf16. Rows of sizes 0
+ * never get here, except in gemm. */
 typedef struct mui_kernels {
+    bool bf16;              /* takes shapes with bf16 and has the rows that begin so; else those never get here */
+    bool bf16_instructions; /* the CPU's own; without them bf16 is no faster than float32 */
+    mu_status (*bf16_reorder)(mui_engine *e, mu_dims dims, const mui_layout *from, const void *src, const mui_layout *to,
+                              void *dst);
+    mu_status (*bf16_product)(mui_engine *e, const mui_bf16_product *p, const void *a, const void *b, const float *bias,
+                              void *c);
     const mui_conv2d_plan *(*conv2d_plan)(mui_engine *e, const mui_conv2d_shape *shape, const mui_layout *w);
     const mui_layout *(*conv2d_weight_layout)(mui_engine *e, mu_dims weight, int64_t groups, int64_t stride);
     mu_status (*reorder)(mui_engine *e, mu_dims dims, const mui_layout *from, const float *src, const mui_layout *to,
@@ -57,7 +73,8 @@ typedef struct mui_cache {
     mui_cache_slot *slots;
     size_t count, capacity; /* capacity is a power of two */
 } mui_cache;
-enum { MUI_KEY_PLAN = 1, MUI_KEY_WEIGHT, MUI_KEY_NORM, MUI_KEY_POOL, MUI_KEY_REORDER, MUI_KEY_SUBSAMPLE };
+enum { MUI_KEY_PLAN = 1, MUI_KEY_WEIGHT, MUI_KEY_NORM, MUI_KEY_POOL, MUI_KEY_REORDER, MUI_KEY_SUBSAMPLE,
+       MUI_KEY_BF16_REORDER, MUI_KEY_BF16_PRODUCT };
 void *mui_cache_find(const mui_cache *cache, const mui_key *key);
 /* false with MU_ERR_NOMEM. The key must not be there yet. */
 bool mui_cache_put(mui_engine *e, mui_cache *cache, const mui_key *key, void *value);
@@ -77,6 +94,8 @@ typedef enum mui_scratch {
     MUI_SCRATCH_BF16_W,
     MUI_SCRATCH_BF16_B,
     MUI_SCRATCH_BF16_Y,
+    MUI_SCRATCH_NARROW_X, /* in bfloat16, for a kernel that wants another layout, or weights rounded */
+    MUI_SCRATCH_NARROW_Y,
     MUI_SCRATCH_COUNT
 } mui_scratch;
 
@@ -104,7 +123,7 @@ struct mui_engine {
     size_t scratch_bytes[MUI_SCRATCH_COUNT];
     mui_arena kept;        /* plans and layouts: as long as the engine */
     struct mui_dnnl *dnnl; /* NULL: plain C only */
-    bool bf16_told;        /* of the emulation of bfloat16, by a warning */
+    bool bf16_told;        /* that bfloat16 is not fast here, by a warning */
 };
 
 static inline int64_t mui_elements(mu_dims dims)

@@ -3,6 +3,7 @@
 #include "fixture.h"
 #include "kern/bf16_rounding.h"
 
+#include "kern/engine.h"
 #include "tape/op_rows.h"
 
 /* One rounding to 8 bits, to nearest. */
@@ -409,6 +410,35 @@ static void segments(void **state)
     assert_true(any);
 }
 
+typedef struct heard {
+    int warnings, notes;
+} heard;
+
+static void hear(void *user, mu_log_level level, const char *message)
+{
+    heard *h = user;
+    assert_non_null(strstr(message, "bfloat16"));
+    h->warnings += level == MU_LOG_WARN;
+    h->notes += level == MU_LOG_INFO;
+}
+
+/* That it is not fast here is said once, when the first tape wants it. */
+static void slowness_is_said_once(void **state)
+{
+    (void)state;
+    heard h = {0, 0};
+    mu_context *c = mu_context_open(&(mu_context_options){.log = hear, .log_user = &h, .log_level = MU_LOG_INFO});
+    assert_non_null(mu_tape_new(c, NULL));
+    assert_int_equal(h.warnings, 0);
+    for (int i = 0; i < 2; i++) {
+        assert_non_null(mu_tape_new(c, &(mu_tape_options){.bf16 = true}));
+    }
+    const mui_engine *e = mui_engine_of(c);
+    assert_int_equal(h.warnings, e->k.bf16 && e->k.bf16_instructions ? 0 : 1);
+    assert_int_equal(h.notes, 0);
+    assert_int_equal(mu_context_close(c), MU_OK);
+}
+
 /* Every bit pattern there and back, and what lies between: nearest, ties to even, NaN stays NaN. */
 static void conversions(void **state)
 {
@@ -445,6 +475,7 @@ int main(void)
         cmocka_unit_test(weights_are_rounded),
         cmocka_unit_test(others_are_float32),
         cmocka_unit_test(segments),
+        cmocka_unit_test(slowness_is_said_once),
         cmocka_unit_test(conversions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
