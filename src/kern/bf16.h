@@ -1,7 +1,7 @@
-/* bfloat16 on the kernels' floor: flat conversions, element-wise kernels and matrix products. Where oneDNN has no bfloat16
- * kernels, which it has with AVX-512, they are emulated (bf16_emulate.c): operands are widened into scratch memory, the float32 kernel runs, the result
- * is rounded to nearest even. Weights and biases are float32 and rounded inside, so that nobody keeps rounded copies.
- * A bfloat16 tensor in a layout has its elements where a float32 one of that layout has them. */
+/* bfloat16 on the kernels' floor: flat conversions, element-wise kernels and matrix products. oneDNN has bfloat16 kernels
+ * with AVX-512; elsewhere they are emulated (bf16_emulate.c): operands are widened into scratch memory, the float32 kernel
+ * runs, the result is rounded to nearest even. Weights and biases are float32 and rounded inside, so that nobody keeps
+ * rounded copies. A bfloat16 tensor in a layout has its elements where a float32 one of that layout has them. */
 #ifndef MUI_BF16_H
 #define MUI_BF16_H
 
