@@ -41,7 +41,7 @@ typedef struct mu_group_options {
 /* A group of one. Owned by the context, as all groups. */
 MU_API mu_group *mu_group_self(mu_context *c);
 /* The group this process was started in. RANK and WORLD_SIZE (muster run, torchrun), or else what Open MPI, MPICH or
- * srun set: shared memory where all ranks are on this machine, else MPI, unless an engine is asked for; nothing set: a
+ * srun (or MVAPICH2, Intel MPI, jsrun, PALS, Flux) set: shared memory where all ranks are on this machine, else MPI, unless an engine is asked for; nothing set: a
  * group of one. Contradicting or incomplete variables: MU_ERR_ARG naming them; an engine that this machine or launcher
  * does not have: MU_ERR_UNSUPPORTED. Blocks until all ranks have come. Collective over the processes.
  *

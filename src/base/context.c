@@ -9,6 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+const char *mui_environment(const char *variable)
+{
+    const char *s = variable != NULL ? getenv(variable) : NULL;
+    return s != NULL && s[0] != '\0' ? s : NULL;
+}
+
 static int threads_from_env(void)
 {
     const char *text = getenv("OMP_NUM_THREADS");

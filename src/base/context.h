@@ -102,6 +102,9 @@ static inline uint64_t mui_counted(const uint64_t *counter)
     return __atomic_load_n(counter, __ATOMIC_RELAXED);
 }
 
+/* The environment's value; NULL when it is not set or empty, or for no variable. For context_open and groups only. */
+const char *mui_environment(const char *variable);
+
 void mui_log(mu_context *c, mu_log_level level, const char *format, ...) MU_PRINTF(3, 4);
 
 /* The context destroys object at close unless disowned before. On failure object is destroyed at once. */

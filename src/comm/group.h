@@ -92,7 +92,4 @@ mu_request *mui_all_reduce_start(mu_group *g, void *data, int64_t count, mu_dtyp
 /* After MU_SKIPPED: who and why, valid until the next collective. */
 const char *mui_group_skip_text(const mu_group *g);
 
-/* The environment's value; NULL when it is not set or empty, or for no variable. */
-const char *mui_environment(const char *variable);
-
 #endif
