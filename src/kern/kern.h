@@ -206,7 +206,10 @@ typedef struct mui_adam_args {
     int64_t step;         /* from 1 */
 } mui_adam_args;
 void mui_adam_update(mui_engine *e, int64_t n, float *w, const float *g, float *m, float *v, const mui_adam_args *a);
-double mui_sum_squares(int64_t n, const float *x); /* fixed order */
+/* In a fixed order, the same on every CPU: lines of MUI_SQUARES_LINE as a tree, lines one after the other within blocks of
+ * MUI_SQUARES_BLOCK lines, blocks one after the other; each sum from 0. */
+enum { MUI_SQUARES_LINE = 16, MUI_SQUARES_BLOCK = 64 };
+double mui_sum_squares(int64_t n, const float *x);
 void mui_scale_inplace(int64_t n, float *x, float a);
 
 #endif

@@ -3,6 +3,8 @@
 #include "kern/engine.h"
 #include "kern/fast_math.h"
 
+#include <string.h>
+
 MUI_CLONES static double sum_of(int64_t n, const float *x)
 {
     double sum = 0;
@@ -22,12 +24,44 @@ double mui_sum(mui_engine *e, int64_t n, const float *x)
     return sum;
 }
 
-MUI_CLONES double mui_sum_squares(int64_t n, const float *x)
+/* A float's square is exact in double, so only the order of the sum decides its bits; whether the compiler makes a fused
+ * multiply-add of it does not. */
+static inline double line_squares(const float *x)
+{
+    double q[MUI_SQUARES_LINE / 2];
+    for (int j = 0; j < 8; j++) {
+        q[j] = (double)x[j] * x[j] + (double)x[j + 8] * x[j + 8];
+    }
+    for (int j = 0; j < 4; j++) {
+        q[j] += q[j + 4];
+    }
+    return (q[0] + q[2]) + (q[1] + q[3]);
+}
+
+MUI_CLONES static double block_squares(int64_t lines, const float *x)
+{
+    double line[MUI_SQUARES_BLOCK], sum = 0;
+    for (int64_t i = 0; i < lines; i++) {
+        line[i] = line_squares(x + i * MUI_SQUARES_LINE);
+    }
+    for (int64_t i = 0; i < lines; i++) {
+        sum += line[i];
+    }
+    return sum;
+}
+
+double mui_sum_squares(int64_t n, const float *x)
 {
     double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++) {
-        sum += (double)x[i] * x[i];
+    int64_t lines = n / MUI_SQUARES_LINE, at = 0;
+    for (; at + MUI_SQUARES_BLOCK <= lines; at += MUI_SQUARES_BLOCK) {
+        sum += block_squares(MUI_SQUARES_BLOCK, x + at * MUI_SQUARES_LINE);
+    }
+    if (at * MUI_SQUARES_LINE < n) {
+        float last[MUI_SQUARES_BLOCK * MUI_SQUARES_LINE] = {0};
+        int64_t left = n - at * MUI_SQUARES_LINE;
+        memcpy(last, x + at * MUI_SQUARES_LINE, (size_t)left * sizeof(float));
+        sum += block_squares((left + MUI_SQUARES_LINE - 1) / MUI_SQUARES_LINE, last);
     }
     return sum;
 }
