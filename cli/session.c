@@ -281,14 +281,19 @@ static bool make_optimizer(session *s)
 {
     const train_options *o = s->o;
     float lr = (float)o->lr, decay = (float)o->weight_decay;
+    mu_group *shard = o->shard_optimizer ? s->world : NULL;
     if (strcmp(o->optimizer, "sgd") == 0) {
         s->optimizer = mu_sgd(s->net, lr, &(mu_sgd_options){.momentum = (float)o->momentum, .weight_decay = decay,
-                                                            .nesterov = o->nesterov});
+                                                            .nesterov = o->nesterov, .shard = shard});
     } else if (strcmp(o->optimizer, "adam") == 0) {
-        s->optimizer = mu_adam(s->net, lr, &(mu_adam_options){.weight_decay = decay});
+        s->optimizer = mu_adam(s->net, lr, &(mu_adam_options){.weight_decay = decay, .shard = shard});
     } else {
         /* A zero field would mean adamw's own default; a zero that was asked for is "none". */
-        s->optimizer = mu_adamw(s->net, lr, &(mu_adam_options){.weight_decay = decay > 0 ? decay : -1});
+        s->optimizer = mu_adamw(s->net, lr, &(mu_adam_options){.weight_decay = decay > 0 ? decay : -1, .shard = shard});
+    }
+    if (s->optimizer != NULL && mu_optimizer_ranks(s->optimizer) > 1) {
+        session_say(s, "optimiser's state shared by %d ranks: %.1f MB on this one\n", mu_optimizer_ranks(s->optimizer),
+                    (double)mu_optimizer_state_bytes(s->optimizer) / 1e6);
     }
     return s->optimizer != NULL;
 }

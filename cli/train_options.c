@@ -78,6 +78,8 @@ const flag train_flags[] = {
     {"nesterov", FLAG_SWITCH, AT(nesterov), NULL, "Nesterov's momentum", 0, 0, FLAG_WARN},
     {"weight-decay", FLAG_FLOAT, AT(weight_decay), "X", "(0.0005 for sgd, 0 for adam, 0.01 for adamw)", 0, 1e6,
      FLAG_WARN},
+    {"shard-optimizer", FLAG_SWITCH, AT(shard_optimizer), NULL,
+     "each rank keeps its part of the optimiser's state alone: less memory, same results", 0, 0, FLAG_FREE},
     {"schedule", FLAG_CHOICE, AT(schedule), "constant|step|cosine", "of the learning rate (cosine)", 0, 0, FLAG_WARN},
     {"warmup", FLAG_INT, AT(warmup), "N", "steps of linear warm-up (0)", 0, BIG, FLAG_WARN},
     {"decay-every", FLAG_INT, AT(decay_every), "N", "schedule step: epochs between decays (a third of all)", 1, 1e9,

@@ -24,7 +24,7 @@ typedef struct train_options {
     int64_t eval_every, checkpoint_every, max_restarts;
     double lr, momentum, weight_decay, label_smoothing, clip, gamma, min_lr;
     bool resume_auto; /* from --checkpoint if it is there, else as `resume` says */
-    bool nesterov, sync_bn, no_shuffle, no_augment, no_flip, no_winograd, bf16, reference, quiet;
+    bool nesterov, shard_optimizer, sync_bn, no_shuffle, no_augment, no_flip, no_winograd, bf16, reference, quiet;
     flag_list freeze, recompute;
     load_flags load;
     float mean[MAX_CHANNELS], std[MAX_CHANNELS]; /* from the texts, or the kind of data */

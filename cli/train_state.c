@@ -169,7 +169,8 @@ bool train_state_save(session *s)
     if (s->o->checkpoint == NULL) {
         return true;
     }
-    if (s->rank == 0 && write_file(s) < 0) {
+    /* Rank 0 writes, with the others' parts of the optimiser's state where they share it. */
+    if ((s->rank == 0 || s->o->shard_optimizer) && write_file(s) < 0) {
         return false;
     }
     /* Keeps the others from ending, and so from ending the launch, before it is done. */

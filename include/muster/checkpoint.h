@@ -92,9 +92,11 @@ typedef struct mu_training {
     const char *note;        /* free text kept in the file (the command keeps its options there); NULL: none. After a
                                 load it belongs to the context, until the next load */
 } mu_training;
-/* Atomic and not collective, as mu_save. */
+/* Atomic and not collective, as mu_save; but collective where the optimiser shares its state (mu_sgd_options.shard): all
+ * ranks of that group call it with equal arguments, rank 0 writes, and all return the same. */
 MU_API mu_status mu_training_save(const mu_training *state, const char *path) MU_MUST_USE;
-/* Fills model and optimizer in place and the numbers. group as in mu_load_options. */
+/* Fills model and optimizer in place and the numbers. group as in mu_load_options. Into an optimiser that shares its state
+ * all ranks load, with group or without. */
 MU_API mu_status mu_training_load(mu_training *state, const char *path, mu_group *group) MU_MUST_USE;
 
 /* Training files of others have their state under many names: {"state_dict", "optimizer", "epoch"},
@@ -135,7 +137,8 @@ typedef struct mu_optimizer_save_options {
     bool trainable_only; /* frozen parameters are left out and not counted, for a PyTorch program that made its optimiser
                             of those that require a gradient; default: all are counted, as of model.parameters() */
 } mu_optimizer_save_options;
-/* Writes torch.optim's state_dict alone, for optimizer.load_state_dict(torch.load(path)). Atomic, as mu_save. */
+/* Writes torch.optim's state_dict alone, for optimizer.load_state_dict(torch.load(path)). Atomic, as mu_save; collective
+ * where mu_training_save is. */
 MU_API mu_status mu_optimizer_save(mu_optimizer *o, const char *path,
                                    const mu_optimizer_save_options *options) MU_MUST_USE;
 /* mu_training_save with options for the optimiser's part. */

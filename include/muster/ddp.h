@@ -83,6 +83,9 @@ MU_API mu_status mu_ddp_backward_with(mu_ddp *d, mu_tape *t, mu_tensor *loss,
 /* Collective, in the place of a reduction on the rank that cannot do it: every rank returns MU_SKIPPED, gradients
  * untouched. reason is for the others' log. */
 MU_API mu_status mu_ddp_abandon(mu_ddp *d, const char *reason) MU_MUST_USE;
+/* Collective. Makes gradients whole on all ranks for reading, after reductions for an optimiser that shares its state
+ * (mu_sgd_options.shard); else there is nothing to do. MU_ERR_STATE on all ranks where one has added to a gradient since. */
+MU_API mu_status mu_ddp_gather_gradients(mu_ddp *d) MU_MUST_USE;
 /* Collective. Compares all parameters and buffers bit for bit over the ranks; MU_ERR_COMM on all ranks, naming the
  * first that differs. */
 MU_API mu_status mu_ddp_check(mu_ddp *d) MU_MUST_USE;
@@ -125,6 +128,9 @@ typedef struct mu_ddp_report {
     uint64_t skipped;         /* reductions that every rank skipped */
     const char *skip_reason;  /* of the last one: the rank and why; "" */
     int64_t parameters, frozen; /* trainable ones, and others */
+    int64_t optimizer_bytes;  /* of state that this rank keeps, of all optimisers of the tree */
+    int optimizer_ranks;      /* that share the state: 1: each has all of it */
+    bool scattered;           /* in the last reduction each rank got its own part of the gradients alone */
     int64_t bytes;            /* that a rank brings to one reduction, gradients and what travels with them */
     int buckets;
     bool rebuilt;             /* they follow the order in which gradients became ready */

@@ -29,10 +29,15 @@ void mui_reduce_slice(int64_t n, int size, int rank, size_t bytes, int64_t *from
     *count = (first + many) * line < n ? many * line : n - *from;
 }
 
-uint64_t mui_scattered(const mui_identity *id, int size, mu_dtype type)
+uint64_t mui_scatter_of(uint64_t n, int size, mu_dtype type)
 {
     uint64_t unit = 64 / mui_reducible_bytes(type) * (uint64_t)size;
-    return id->scattered % unit == 0 ? id->scattered : 0;
+    return n / unit * unit;
+}
+
+uint64_t mui_scattered(const mui_identity *id, int size, mu_dtype type)
+{
+    return id->scattered == mui_scatter_of(id->scattered, size, type) ? id->scattered : 0;
 }
 
 /* a = x op y; a may be x. Integers wrap. */

@@ -12,6 +12,8 @@ const char *mui_reduce_op_name(mu_reduce_op op);
 /* The part of n elements of so many bytes that a rank of size reduces: whole cache lines but for the end. */
 void mui_reduce_slice(int64_t n, int size, int rank, size_t bytes, int64_t *from, int64_t *count);
 
+/* The most of n elements that can be cut into equal slices of whole cache lines. */
+uint64_t mui_scatter_of(uint64_t n, int size, mu_dtype type);
 /* The part of mui_identity.scattered that is really cut into slices, of whole cache lines: all of it or nothing. */
 uint64_t mui_scattered(const mui_identity *id, int size, mu_dtype type);
 

@@ -1,5 +1,6 @@
 /* A bucket's memory: zeros for what is absent, the tail that tells the others who takes part, and what comes back. */
 #include "ddp/reducer_state.h"
+#include "comm/reduce.h"
 
 #include <math.h>
 #include <string.h>
@@ -122,18 +123,41 @@ void mui_bucket_divide(void *data, mu_dtype type, size_t n, int64_t total_sample
     }
 }
 
+mui_part mui_reducer_part(const mui_reducer *r, const mui_slice_bucket *b, int part)
+{
+    size_t scattered = r->how.scatter ? (size_t)mui_scatter_of(b->elements, mu_group_size(r->group), b->dtype) : 0;
+    size_t slice = scattered / (size_t)mu_group_size(r->group);
+    return part == 0 ? (mui_part){(size_t)mu_group_rank(r->group) * slice, slice}
+                     : (mui_part){scattered, b->elements - scattered};
+}
+
+/* The first slice of the bucket with a value in that part that is not finite, -1 if there is none. */
+static int64_t bad_in_part(const mui_reducer *r, const mui_slice_bucket *b, mui_part part)
+{
+    size_t bytes = mu_dtype_bytes(b->dtype);
+    const char *data = r->slab + b->offset;
+    if (mui_all_finite(data + part.from * bytes, b->dtype, part.count)) {
+        return -1;
+    }
+    for (int64_t i = b->first; i < b->first + b->count; i++) {
+        size_t from = (r->slices[i].offset - b->offset) / bytes, to = from + r->slices[i].elements;
+        from = from > part.from ? from : part.from;
+        to = to < part.from + part.count ? to : part.from + part.count;
+        if (from < to && !mui_all_finite(data + from * bytes, b->dtype, to - from)) {
+            return i;
+        }
+    }
+    return b->first; /* between slices, where nothing is */
+}
+
 int64_t mui_reducer_find_bad(const mui_reducer *r)
 {
     for (int64_t k = 0; k < r->bucket_count; k++) {
-        const mui_slice_bucket *b = &r->buckets[k];
-        if (mui_all_finite(r->slab + b->offset, b->dtype, b->elements)) {
-            continue;
+        int64_t own = bad_in_part(r, &r->buckets[k], mui_reducer_part(r, &r->buckets[k], 0));
+        int64_t rest = bad_in_part(r, &r->buckets[k], mui_reducer_part(r, &r->buckets[k], 1));
+        if (own >= 0 || rest >= 0) {
+            return own < 0 || (rest >= 0 && rest < own) ? rest : own;
         }
-        int64_t i = b->first;
-        while (mui_all_finite(r->slab + r->slices[i].offset, b->dtype, r->slices[i].elements)) {
-            i++;
-        }
-        return i;
     }
     return -1;
 }

@@ -81,7 +81,7 @@ static mu_status agree(mui_reducer *r, uint32_t kind, const char *what, int64_t 
     mui_identity *id = &r->identity;
     id->kind = kind;
     id->sequence = r->sequence;
-    id->steps = id->updates = 0;
+    id->steps = id->updates = id->scattered = 0;
     id->hash = mui_hash_string(mui_hash_u64(r->layout_hash, r->id), r->name);
     snprintf(id->text, sizeof(id->text), "%s of %.150s", what, r->text);
     mu_request *q = mui_all_reduce_start(r->group, word, 1, MU_I64, op, id);
@@ -92,6 +92,15 @@ static mu_status agree(mui_reducer *r, uint32_t kind, const char *what, int64_t 
     mu_status s = mu_request_wait(q);
     /* Abandonments stand for reductions, and all ranks are in this one. */
     return s > 0 ? MU_ERR_COMM : s;
+}
+
+mu_status mui_reducer_agree_bad(mui_reducer *r)
+{
+    int64_t first = mui_reducer_find_bad(r);
+    first = first >= 0 ? first : r->count;
+    mu_status s = agree(r, MUI_KIND_BAD, "values that are not finite", &first, MU_MIN);
+    r->first_bad = first < r->count ? first : -1;
+    return s;
 }
 
 mu_status mui_reducer_run_hook(mui_reducer *r)

@@ -8,23 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-mu_status mui_gate(mu_group *g, const mui_identity *id)
-{
-    int64_t word = 0;
-    mui_work(g->context, id->text);
-    mu_request *q = mui_all_reduce_start(g, &word, 1, MU_I64, MU_MAX, id);
-    mu_status s = q != NULL ? mu_request_wait(q) : mu_context_status(g->context);
-    s = q == NULL && s == MU_OK ? MU_ERR_COMM : s;
-    if (s == MU_SKIPPED) {
-        /* Others abandon a reduction of a layout that this rank does not have any more. */
-        char reason[256];
-        snprintf(reason, sizeof(reason), "at %.180s, where another rank abandoned a reduction", id->text);
-        mu_group_abort(g, reason);
-        s = mui_fail(g->context, MU_ERR_COMM, "%s", reason);
-    }
-    return s;
-}
-
 mu_status mui_ddp_gate(mu_ddp *d, uint32_t kind, const char *text)
 {
     mui_identity id = {.kind = kind, .sequence = d->reducer != NULL ? mui_reducer_sequence(d->reducer) : 0};

@@ -77,6 +77,10 @@ static void ddp_destroy(void *object)
     mu_ddp *d = object;
     mu_context *c = d->context;
     if (d->root != NULL) {
+        mui_store *s = ((mui_source *)d->root)->built((mui_source *)d->root);
+        if (s != NULL && d->counted && s->wrappers > 0) {
+            s->wrappers--;
+        }
         ((mui_source *)d->root)->users--;
     }
     mui_ddp_free_layout(d);
@@ -178,6 +182,8 @@ static mu_status join(mu_ddp *d)
         memcpy(d->buffer_copy, s->buffer_slab, s->buffer_floats * sizeof(float));
     }
     if (status == MU_OK) {
+        s->wrappers++;
+        d->counted = true;
         mui_ddp_count_anew(d);
         mui_ddp_work(d, NULL);
     }

@@ -366,6 +366,20 @@ static bool is_news(mu_ddp *d, const mui_text *description)
     return true;
 }
 
+/* Gradients of an earlier reduction that were scattered by the layout that goes now. All ranks have the same. */
+static mu_status check_scattered(mu_ddp *d, const mui_store *s)
+{
+    for (int64_t i = 0; i < s->count && s->scattered_version != 0; i++) {
+        const mu_parameter *p = s->parameters[i];
+        if (p->grad_state == MUI_GRAD_REDUCED || p->grad_state == MUI_GRAD_MIXED) {
+            return mui_fail(d->context, MU_ERR_STATE, "ddp `%s`: the model changed while the gradient of `%s`, scattered over the "
+                            "ranks for a sharded optimiser, waited for the step: step or clear gradients before a change",
+                            d->name, p->name);
+        }
+    }
+    return MU_OK;
+}
+
 static mu_status adopt(mu_ddp *d, mui_store *s, mui_text *now)
 {
     char was[300], is[300];
@@ -377,6 +391,9 @@ static mu_status adopt(mu_ddp *d, mui_store *s, mui_text *now)
     mu_status status = mui_ddp_gate(d, MUI_KIND_CHANGE, text);
     if (status == MU_OK) {
         status = mui_ddp_compare(d, now);
+    }
+    if (status == MU_OK) {
+        status = check_scattered(d, s);
     }
     if (status == MU_OK) {
         status = mui_ddp_lay_out(d, s, NULL);

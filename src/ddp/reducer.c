@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/os.h"
 #include "base/rng.h"
+#include "comm/reduce.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +11,8 @@
 static void write_text(mui_reducer *r)
 {
     bool hook = r->hook != NULL;
-    snprintf(r->text, sizeof(r->text), "%sreduction %llu (%s `%.70s`)%s%s%.40s%s", r->how.weighted ? "weighted " : "",
+    snprintf(r->text, sizeof(r->text), "%s%sreduction %llu (%s `%.70s`)%s%s%.40s%s", r->how.weighted ? "weighted " : "",
+             r->how.scatter ? "scattered " : "",
              (unsigned long long)r->sequence, r->kind, r->name, r->how.note != NULL ? r->how.note : "", hook ? ", hook `" : "",
              hook ? r->hook_name : "", hook ? "`" : "");
 }
@@ -180,6 +182,11 @@ static void launch_next(mui_reducer *r)
     }
     id->steps = r->how.steps;
     id->updates = r->how.updates;
+    id->scattered = 0;
+    if (r->how.scatter) {
+        id->scattered = mui_scatter_of(b->elements, mu_group_size(r->group), b->dtype);
+        id->hash = mui_hash_u64(id->hash, id->scattered);
+    }
     r->requests[k] = mui_all_reduce_start(r->group, r->slab + b->offset + local * mu_dtype_bytes(b->dtype),
                                           (int64_t)(b->elements - local + b->tail), b->dtype,
                                           r->how.weighted ? MU_SUM : MU_MEAN, id);
@@ -230,6 +237,7 @@ static void make_progress(mui_reducer *r)
 void mui_reducer_begin(mui_reducer *r, const mui_reduction *how, const uint8_t *states)
 {
     r->how = *how;
+    r->how.scatter = how->scatter && r->hook == NULL; /* a hook leaves all of it on every rank */
     write_text(r);
     r->group->lack = mui_reducer_lack;
     r->group->lack_user = r;
@@ -328,7 +336,14 @@ static mu_status finish(mui_reducer *r)
     }
     for (int64_t k = 0; k < r->bucket_count && r->how.weighted && r->hook == NULL; k++) {
         const mui_slice_bucket *b = &r->buckets[k];
-        mui_bucket_divide(r->slab + b->offset, b->dtype, b->elements, r->total_samples);
+        for (int i = 0; i < 2; i++) {
+            mui_part part = mui_reducer_part(r, b, i);
+            mui_bucket_divide(r->slab + b->offset + part.from * mu_dtype_bytes(b->dtype), b->dtype, part.count,
+                              r->total_samples);
+        }
+    }
+    if (r->how.look && r->how.scatter) {
+        return mui_reducer_agree_bad(r);
     }
     if (r->how.look) {
         /* In what has been reduced, which is the same on all ranks: so is the answer. */
@@ -361,6 +376,7 @@ mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, m
     mui_identity *id = &r->identity;
     id->kind = MUI_KIND_BUFFERS;
     id->sequence = r->sequence;
+    id->scattered = 0;
     id->steps = id->updates = 0; /* buffers come together in an abandoned reduction too */
     id->hash = mui_hash_u64(mui_hash_string(mui_hash_u64(MUI_HASH_START, r->id), r->name), (uint64_t)count);
     snprintf(id->text, sizeof(id->text), "buffers of %.150s", r->text);
@@ -369,6 +385,11 @@ mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, m
         mui_reducer_start_failed(r);
     }
     return q;
+}
+
+bool mui_reducer_scatters(const mui_reducer *r)
+{
+    return r->how.scatter;
 }
 
 const mui_slice_bucket *mui_reducer_buckets(const mui_reducer *r)

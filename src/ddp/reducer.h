@@ -20,7 +20,7 @@ typedef struct mui_reducer mui_reducer;
 
 /* Kinds of identities used by this floor; a group's own are below. */
 enum { MUI_KIND_WRAP = 0x1000, MUI_KIND_CHANGE, MUI_KIND_CHECK, MUI_KIND_MEAN, MUI_KIND_WEIGHTED, MUI_KIND_BUFFERS,
-       MUI_KIND_HOOKS, MUI_KIND_BAD, MUI_KIND_ALONE, MUI_KIND_AVERAGE };
+       MUI_KIND_HOOKS, MUI_KIND_BAD, MUI_KIND_ALONE, MUI_KIND_AVERAGE, MUI_KIND_GATHER };
 
 typedef struct mui_slice {
     const char *name; /* of whoever made the layout; must stay valid */
@@ -52,6 +52,7 @@ typedef struct mui_reduction {
     uint64_t steps, updates; /* of optimisers on what is reduced: equal on all ranks too, see mui_identity */
     const char *note;    /* of it, for the text; "" */
     bool look;           /* for values that are not finite: costs two passes over the slab */
+    bool scatter;        /* each rank needs its own slices alone, see mui_reducer_part */
     bool hold;           /* nothing is launched before launch_rest: backward has collectives of its own to make first */
     const char *abandon; /* this rank takes no part from the start, and why; NULL: it does */
 } mui_reduction;
@@ -98,6 +99,13 @@ mu_request *mui_reducer_start_other(mui_reducer *r, void *data, int64_t count, m
 typedef struct mui_bucket_times {
     double ready, launched, reduced;
 } mui_bucket_times;
+/* What this rank has of a bucket after a reduction: all of it, or with `scatter` part 0, its slice, and part 1, the end,
+ * which is less than a cache line for each rank and which all have. In elements from the bucket's start. */
+typedef struct mui_part {
+    size_t from, count;
+} mui_part;
+bool mui_reducer_scatters(const mui_reducer *r); /* so did the last reduction */
+mui_part mui_reducer_part(const mui_reducer *r, const mui_slice_bucket *b, int part);
 /* As laid out. */
 const mui_slice_bucket *mui_reducer_buckets(const mui_reducer *r);
 const mui_bucket_times *mui_reducer_times(const mui_reducer *r); /* one for each bucket */

@@ -77,6 +77,8 @@ void mui_reducer_start_failed(mui_reducer *r);
 /* Whether any rank's part was not finite: all ranks agree on the first slice then, and no hook is called. Else calls
  * the hook for each bucket. Tails have been read. */
 mu_status mui_reducer_run_hook(mui_reducer *r) MU_MUST_USE;
+/* All ranks agree on the first slice that is not finite on any of them, each of which has looked at what it has. */
+mu_status mui_reducer_agree_bad(mui_reducer *r) MU_MUST_USE;
 /* A mui_lack_fn of a reducer whose reduction is running. */
 void mui_reducer_lack(void *user, int rank, uint64_t calls, mui_lack why, char *out, size_t size);
 

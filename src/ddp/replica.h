@@ -3,6 +3,7 @@
 #define MUI_REPLICA_H
 
 #include "base/text.h"
+#include "comm/agree.h"
 #include "ddp/reducer.h"
 #include "tape/store.h"
 #include <muster/ddp.h>
@@ -61,6 +62,7 @@ struct mu_ddp {
     int ordinal; /* tells wraps of one context apart */
     mui_reducer *reducer;
     mui_grad_memory *memory;
+    bool counted; /* in its store's `wrappers` */
 
     /* The layout all ranks agreed on, and what it was made from. */
     mui_store *store;
@@ -130,8 +132,6 @@ void *mui_grad_memory_alloc(void *user, size_t bytes);
 void mui_grad_memory_free(void *user, void *p);
 
 /* -- construct.c: collective ------------------------------------------------------------------------------------ */
-/* Comes back when every rank is there with the same identity. Below 0 the group is broken. */
-mu_status mui_gate(mu_group *g, const mui_identity *id) MU_MUST_USE;
 /* Compares texts of lines on all ranks. MU_ERR_COMM with a group that is not broken: they differ, and all ranks have
  * named the first difference ("who: the ranks' what differ: ..."). MU_ERR_NOMEM: here alone, others wait. */
 mu_status mui_compare_texts(mu_group *g, const char *who, const char *what, const mui_text *mine) MU_MUST_USE;

@@ -146,7 +146,9 @@ size_t mu_ddp_report_json(mu_ddp *d, char *out, size_t size)
     add_count(&t, "trainable", (uint64_t)r.parameters);
     add_count(&t, "frozen", (uint64_t)r.frozen);
     add_count(&t, "bytes", (uint64_t)r.bytes);
-    mui_text_add(&t, "\"rebuilt\":%s,", r.rebuilt ? "true" : "false");
+    mui_text_add(&t, "\"rebuilt\":%s,\"scattered\":%s,", r.rebuilt ? "true" : "false", r.scattered ? "true" : "false");
+    add_count(&t, "optimizer_bytes", (uint64_t)r.optimizer_bytes);
+    add_count(&t, "optimizer_ranks", (uint64_t)r.optimizer_ranks);
     add_count(&t, "buckets_early", (uint64_t)r.buckets_early);
     add_times(&t, "last", &r.last);
     add_times(&t, "average", &r.average);

@@ -12,6 +12,18 @@ static int64_t bucket_bytes(const mui_slice_bucket *b)
     return (int64_t)((b->elements + b->tail) * mu_dtype_bytes(b->dtype));
 }
 
+static void add_optimizer(const mu_ddp *d, mu_ddp_report *r)
+{
+    mui_source *source = (mui_source *)d->root;
+    const mui_store *s = source->built(source);
+    r->scattered = d->reductions > 0 && mui_reducer_scatters(d->reducer);
+    r->optimizer_ranks = s != NULL && s->sharded_over != NULL ? mu_group_size(s->sharded_over) : 1;
+    if (s != NULL) {
+        size_t whole = s->slab_count - (s->reduced != NULL); /* each of them is optimiser state but that one */
+        r->optimizer_bytes = (int64_t)(s->shared_bytes + whole * s->floats * sizeof(float));
+    }
+}
+
 mu_ddp_report mu_ddp_get_report(mu_ddp *d)
 {
     if (d == NULL) {
@@ -38,6 +50,7 @@ mu_ddp_report mu_ddp_get_report(mu_ddp *d)
                                    d->sum.overlapped / n, d->sum.exposed / n},
                        .last_rank = d->last_rank,
                        .last_rank_seconds = d->last_rank_seconds};
+    add_optimizer(d, &r);
     r.overlap = d->last.communication > 0 ? d->last.overlapped / d->last.communication : 0;
     int64_t trainable = 0;
     for (int64_t i = 0; i < d->listed_count; i++) {
@@ -233,6 +246,11 @@ size_t mu_ddp_print_report(mu_ddp *d, char *out, size_t size)
     }
     if (d->reductions > 0 && r.ranks > 1) {
         mui_text_add(&t, "rank %d came last, %.3f ms after the others\n", r.last_rank, r.last_rank_seconds * 1e3);
+    }
+    if (r.optimizer_bytes > 0) {
+        mui_text_add(&t, "optimiser state: %lld bytes on this rank, %s%s\n", (long long)r.optimizer_bytes,
+                     r.optimizer_ranks > 1 ? "its share" : "all of it",
+                     r.scattered ? "; gradients reach each rank in its own part alone" : "");
     }
     mui_text_add(&t, "%s", d->reductions > 0 && d->absent_count == 0 ? "every rank contributed to every parameter\n" : "");
     add_absent(d, &t);

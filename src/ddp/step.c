@@ -216,9 +216,32 @@ static mu_status check_call(mu_ddp *d, const step *s)
     return MU_OK;
 }
 
+/* Of a sharded optimiser, which takes from this rank's gradients its own part alone. */
+static mu_status check_sharing(const mu_ddp *d)
+{
+    const mui_store *st = d->store;
+    if (st->sharded_over != NULL && st->sharded_over != d->group) {
+        return mui_fail(d->context, MU_ERR_STATE, "ddp `%s` reduces over another group than the one over which the model's "
+                        "optimiser is sharded", d->name);
+    }
+    if (st->sharded_over != NULL && d->replicas_differ) {
+        return mui_fail(d->context, MU_ERR_STATE, "ddp `%s`: replicas that differ between averages (local SGD) cannot have a "
+                        "sharded optimiser", d->name);
+    }
+    return MU_OK;
+}
+
+/* Whether nobody needs whole gradients: another wrapper of the tree, or the first reduction's new buckets, would move
+ * what was scattered to where it is not looked for. */
+static bool scatters(const mu_ddp *d)
+{
+    return d->store->sharded_over == d->group && d->store->wrappers == 1 && d->planned;
+}
+
 static mu_status prepare(mu_ddp *d, step *s)
 {
     mu_status status = check_call(d, s);
+    status = status == MU_OK ? check_sharing(d) : status;
     if (status != MU_OK) {
         return status;
     }
@@ -285,6 +308,7 @@ static void run_backward(mu_ddp *d, step *s)
                          .updates = s->updates,
                          .note = s->note,
                          .look = d->options.nonfinite != MU_NONFINITE_KEEP,
+                         .scatter = scatters(d),
                          .hold = s->loss != NULL && mui_backward_collectives(s->tape) > 0,
                          .abandon = s->reason};
     expect(d, s);
@@ -391,6 +415,9 @@ static mu_status conclude(mu_ddp *d, step *s, mu_status reduced, mu_status buffe
         return status;
     }
     keep_reduced(d);
+    if (mui_reducer_scatters(d->reducer) || s->earlier == 0) {
+        d->store->scattered_version = mui_reducer_scatters(d->reducer) ? d->store->version : 0;
+    }
     mui_ddp_written_agreed(d);
     forget_deferred(d);
     d->reductions++;

@@ -1,6 +1,6 @@
 /* mu_load. */
-#include "io/agree.h"
 #include "base/beacon.h"
+#include "comm/agree.h"
 #include "io/load_plan.h"
 
 static mu_status read_plan(mui_plan *p, const char *path, const mu_load_options *o)

@@ -1,7 +1,7 @@
 /* The elements of a load: checked in the file, then from the file into the model, alone or over a group. */
 #include "base/alloc.h"
+#include "comm/agree.h"
 #include "comm/group.h"
-#include "io/agree.h"
 #include "io/copy_large.h"
 #include "io/load_convert.h"
 #include "io/load_plan.h"

@@ -1,7 +1,7 @@
 /* The reader's decisions to all ranks. */
 #include "base/alloc.h"
+#include "comm/agree.h"
 #include "comm/group.h"
-#include "io/agree.h"
 #include "io/load_plan.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* mu_optimizer_load. */
 #include "base/beacon.h"
-#include "io/agree.h"
+#include "comm/agree.h"
 #include "io/training_state.h"
 
 static mu_status read_file(mui_training_state *t, const char *path, const mu_checkpoint_options *file)
@@ -20,7 +20,8 @@ static mu_status apply(mui_training_state *t, mu_group *g)
 {
     const mui_states none = {.context = t->context};
     mui_snapshot snapshot = {0};
-    mu_status s = mui_agree(t->context, g, mui_snapshot_take(&none, NULL, t->optimizer, &snapshot));
+    mu_status s = mui_optimizer_settle(t->optimizer, "loading (for which all ranks are needed)", MU_OK);
+    s = mui_agree(t->context, g, s == MU_OK ? mui_snapshot_take(&none, NULL, t->optimizer, &snapshot) : s);
     if (s == MU_OK) {
         s = mui_agree(t->context, g, mui_training_state_apply(t));
         if (s != MU_OK) {

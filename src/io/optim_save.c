@@ -17,15 +17,20 @@ mu_status mu_optimizer_save(mu_optimizer *o, const char *path, const mu_optimize
     mui_optim_writer w;
     mui_pickle_writer pickle;
     mui_archive archive;
+    bool writes = mui_optimizer_writes(o), opened = false;
     mui_place before = mui_go(c, MUI_SAVING, path);
     mui_pk_start(&pickle, c);
     mu_status s = mui_optim_writer_open(c, o, options, &w);
-    if (s == MU_OK) {
+    s = mui_optimizer_settle(o, "mu_optimizer_save, for which all ranks are needed,", s);
+    if (s == MU_OK && writes) {
         mui_optim_put(&w, &pickle, 0);
         mui_pk_op(&pickle, '.');
         s = mui_archive_open(c, path, &pickle, &archive);
-        s = s == MU_OK ? mui_archive_close(&archive, mui_optim_write(&w, &archive, 0)) : s;
+        opened = s == MU_OK;
     }
+    s = mui_optimizer_agree(o, s);
+    s = s == MU_OK ? mui_optim_write(&w, writes ? &archive : NULL, 0) : s;
+    s = mui_optimizer_agree(o, opened ? mui_archive_close(&archive, s) : s);
     mui_go(c, before.stage, before.path);
     mui_optim_writer_close(&w);
     mui_pk_free(&pickle);

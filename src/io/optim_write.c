@@ -114,7 +114,15 @@ mu_status mui_optim_writer_open(mu_context *c, mu_optimizer *o, const mu_optimiz
     if (out->numbers == NULL) {
         return MU_ERR_NOMEM;
     }
-    int64_t next = 0;
+    int64_t next = 0, most = 0;
+    for (int64_t i = 0; i < out->parameters; i++) {
+        int64_t elements = mui_dims_elements(mui_optimizer_get(o, i).parameter->value.dims);
+        most = elements > most ? elements : most;
+    }
+    out->room = mui_calloc(c, (size_t)most, sizeof(*out->room));
+    if (out->room == NULL) {
+        return MU_ERR_NOMEM;
+    }
     for (int64_t i = 0; i < out->parameters; i++) {
         out->numbers[i] = -1;
     }
@@ -132,6 +140,7 @@ mu_status mui_optim_writer_open(mu_context *c, mu_optimizer *o, const mu_optimiz
 void mui_optim_writer_close(mui_optim_writer *w)
 {
     mui_free(w->context, w->numbers);
+    mui_free(w->context, w->room);
     *w = (mui_optim_writer){0};
 }
 
@@ -171,19 +180,16 @@ mu_status mui_optim_write(const mui_optim_writer *w, mui_archive *a, int64_t fir
         if (w->numbers[i] < 0 || !e.has_state) {
             continue;
         }
-        if (mui_optimizer_kind_of(w->optimizer) != MUI_OPTIMIZER_SGD) {
+        if (a != NULL && mui_optimizer_kind_of(w->optimizer) != MUI_OPTIMIZER_SGD) {
             float step = (float)e.step;
             mui_archive_storage(a, storage++, &step, sizeof(step));
         }
-        float *row_major = mui_calloc(w->context, (size_t)elements, sizeof(*row_major));
-        s = row_major != NULL ? MU_OK : MU_ERR_NOMEM;
         for (int k = 0; k < states_of(w, &e) && s == MU_OK; k++) {
-            s = mui_optimizer_read_state(w->optimizer, i, k, row_major, elements);
-            if (s == MU_OK) {
-                mui_archive_storage(a, storage++, row_major, (size_t)elements * sizeof(*row_major));
+            s = mui_optimizer_read_state(w->optimizer, i, k, w->room, elements);
+            if (s == MU_OK && a != NULL) {
+                mui_archive_storage(a, storage++, w->room, (size_t)elements * sizeof(float));
             }
         }
-        mui_free(w->context, row_major);
     }
     return s;
 }

@@ -12,6 +12,7 @@ typedef struct mui_optim_writer {
     mu_context *context;
     mu_optimizer *optimizer; /* NULL: nothing is written */
     int64_t parameters;
+    float *room;             /* for the largest state tensor */
     int64_t *numbers;        /* of parameter i: PyTorch counts them group by group; -1: left out */
 } mui_optim_writer;
 
@@ -21,7 +22,8 @@ mu_status mui_optim_writer_open(mu_context *c, mu_optimizer *o, const mu_optimiz
 void mui_optim_writer_close(mui_optim_writer *w);
 /* The state_dict at this place of the pickle; its storages are numbered from first_storage on. */
 void mui_optim_put(const mui_optim_writer *w, mui_pickle_writer *p, int64_t first_storage);
-/* The storages, in the order in which mui_optim_put numbered them. */
+/* The storages, in the order in which mui_optim_put numbered them. Of state that ranks share all of them call it, those
+ * that do not write with NULL. */
 mu_status mui_optim_write(const mui_optim_writer *w, mui_archive *a, int64_t first_storage) MU_MUST_USE;
 
 #endif

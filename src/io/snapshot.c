@@ -16,6 +16,19 @@ static bool is_kept(const mui_snapshot *s, size_t i)
     return s->which[i] && s->states->items[i].value->data != NULL;
 }
 
+static void copy_own(mui_snapshot *s, bool keep)
+{
+    float *kept = s->slabs + s->slab_count * s->store->floats;
+    for (int k = 0; k < 2; k++) {
+        size_t now = 0, bytes = s->own_floats[k] * sizeof(float);
+        float *state = mui_optimizer_own_state(s->optimizer, k, &now);
+        if (bytes > 0) {
+            memcpy(keep ? kept : state, keep ? state : kept, bytes);
+        }
+        kept += s->own_floats[k];
+    }
+}
+
 static mu_status keep_optimizer(mui_snapshot *s)
 {
     s->parameters = mui_optimizer_count(s->optimizer);
@@ -26,6 +39,10 @@ static mu_status keep_optimizer(mui_snapshot *s)
     size_t slab_bytes = s->store->floats * sizeof(float), all = 0;
     if (!mui_size_mul(slab_bytes, s->store->slab_count, &all)) {
         return MU_ERR_NOMEM;
+    }
+    for (int k = 0; k < 2; k++) {
+        (void)mui_optimizer_own_state(s->optimizer, k, &s->own_floats[k]);
+        all += s->own_floats[k] * sizeof(float);
     }
     s->slabs = mui_alloc(s->context, all);
     s->slab_count = s->store->slab_count;
@@ -41,6 +58,7 @@ static mu_status keep_optimizer(mui_snapshot *s)
     for (size_t i = 0; i < s->store->slab_count; i++) {
         memcpy(s->slabs + i * s->store->floats, s->store->slabs[i]->data, slab_bytes);
     }
+    copy_own(s, true);
     for (int64_t i = 0; i < s->parameters; i++) {
         s->progress[i] = mui_optimizer_get(s->optimizer, i);
     }
@@ -95,6 +113,7 @@ void mui_snapshot_restore(mui_snapshot *s)
     for (size_t i = 0; i < s->slab_count; i++) {
         memcpy(s->store->slabs[i]->data, s->slabs + i * s->store->floats, s->store->floats * sizeof(float));
     }
+    copy_own(s, false);
     mui_optimizer_set_steps(s->optimizer, s->steps);
     mui_optimizer_restore_settings(s->optimizer, s->settings);
 }

@@ -13,7 +13,8 @@ typedef struct mui_snapshot {
     mui_store *store;        /* whose state slabs are kept; NULL: no optimiser */
     mu_optimizer *optimizer;
     char *values;            /* of each state that is kept, in order */
-    float *slabs;
+    float *slabs;            /* then, of state that ranks share, this rank's part */
+    size_t own_floats[2];    /* of that */
     mui_optimizer_entry *progress;
     int64_t parameters;
     mui_settings *settings;  /* of each group */

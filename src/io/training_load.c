@@ -1,7 +1,7 @@
 /* mu_training_load: the model by mu_load's plan, the optimiser and the numbers beside it, all or nothing on all ranks. */
 #include "base/alloc.h"
 #include "base/beacon.h"
-#include "io/agree.h"
+#include "comm/agree.h"
 #include "io/load_plan.h"
 #include "io/load_report.h"
 #include "io/optim_find.h"
@@ -128,6 +128,8 @@ static mu_status apply(mui_plan *p, mui_training_state *t, mu_training *out, mu_
     mu_load_report filled = {0};
     const char *note = NULL;
     mu_status s = mui_plan_prepare(p, g);
+    s = s == MU_OK ? mui_agree(p->context, g, mui_optimizer_settle(t->optimizer, "loading (for which all ranks are needed)", s))
+                   : s;
     if (s != MU_OK) {
         return s;
     }

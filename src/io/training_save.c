@@ -44,31 +44,41 @@ static void put_numbers(writer *w, const mu_training *t)
     }
 }
 
-static mu_status write_file(writer *w, const mu_training *t, const mui_out_list *model, const char *path)
+static void put_all(writer *w, const mu_training *t, const mui_out_list *model, int64_t *first)
 {
     mui_pickle_writer *p = &w->pickle;
-    mui_archive archive;
-    mui_pk_start(p, w->context);
     mui_pk_op(p, '}');
     mui_pk_op(p, '(');
     mui_pk_text(p, "model");
-    int64_t first = mui_pk_state_dict(p, model, 0);
+    *first = mui_pk_state_dict(p, model, 0);
     if (t->optimizer != NULL) {
         mui_pk_text(p, "optimizer");
-        mui_optim_put(&w->optimizer, p, first);
+        mui_optim_put(&w->optimizer, p, *first);
     }
     put_numbers(w, t);
     mui_pk_op(p, 'u');
     mui_pk_op(p, '.');
-    mu_status s = mui_archive_open(w->context, path, p, &archive);
-    if (s != MU_OK) {
-        return s;
+}
+
+/* Where ranks share the optimiser's state, one of them writes, and has the others' parts from them. */
+static mu_status write_file(writer *w, const mu_training *t, const mui_out_list *model, const char *path)
+{
+    mui_archive archive;
+    int64_t first = 0;
+    bool writes = mui_optimizer_writes(t->optimizer), opened = false;
+    mu_status s = MU_OK;
+    mui_pk_start(&w->pickle, w->context);
+    if (writes) {
+        put_all(w, t, model, &first);
+        s = mui_archive_open(w->context, path, &w->pickle, &archive);
+        opened = s == MU_OK;
+        s = opened ? mui_archive_tensors(&archive, model, 0) : s;
     }
-    s = mui_archive_tensors(&archive, model, 0);
+    s = mui_optimizer_agree(t->optimizer, s);
     if (s == MU_OK && t->optimizer != NULL) {
-        s = mui_optim_write(&w->optimizer, &archive, first);
+        s = mui_optim_write(&w->optimizer, writes ? &archive : NULL, first);
     }
-    return mui_archive_close(&archive, s);
+    return mui_optimizer_agree(t->optimizer, opened ? mui_archive_close(&archive, s) : s);
 }
 
 mu_status mu_training_save_with(const mu_training *t, const char *path, const mu_optimizer_save_options *options)
@@ -89,6 +99,7 @@ mu_status mu_training_save_with(const mu_training *t, const char *path, const mu
     if (s == MU_OK) {
         s = mui_optim_writer_open(c, t->optimizer, options, &w.optimizer);
     }
+    s = mui_optimizer_settle(t->optimizer, "mu_training_save, for which all ranks are needed,", s);
     if (s == MU_OK) {
         mui_place before = mui_go(c, MUI_SAVING, path);
         s = write_file(&w, t, &model.list, path);

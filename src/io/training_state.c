@@ -1,7 +1,7 @@
 /* The numbers of a training checkpoint, its staged optimiser state on its way to the ranks and into the optimiser. */
 #include "io/training_state.h"
 #include "base/alloc.h"
-#include "io/agree.h"
+#include "comm/agree.h"
 #include "io/optim_settings.h"
 
 #include <string.h>

@@ -30,7 +30,7 @@ mu_status mui_module_merge_prepare(mu_module *root, mu_module *child)
     if (child->built == NULL || root->built == NULL) {
         return MU_OK; /* the one store there is goes on as that of the whole */
     }
-    if (child->built->slab_count > 0 || child->built->grads_alloc != NULL) {
+    if (child->built->slab_count > 0 || child->built->sharding > 0 || child->built->grads_alloc != NULL) {
         return mui_fail(c, MU_ERR_STATE,
                         "the %s has an optimiser or is wrapped on its own, and so it cannot join a %s that is in use "
                         "already: add it first",

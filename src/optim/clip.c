@@ -1,5 +1,5 @@
 /* Clipping gradients by their joint norm. */
-#include "optim/optimizer.h"
+#include "optim/optimizer_impl.h"
 #include "base/profile.h"
 
 #include <math.h>
@@ -29,7 +29,8 @@ mu_status mu_clip_grad_norm(mu_module *root, float max_norm, float *norm)
     mui_timer_start(&timer, source->context, MUI_KIND_OPTIMIZER);
     double squares = 0;
     const mu_parameter *bad = NULL;
-    for (int64_t i = 0; i < s->count; i++) {
+    mu_status status = s->sharded_over != NULL ? mui_shard_squares(s, counts, source, &squares, &bad) : MU_OK;
+    for (int64_t i = 0; i < s->count && s->sharded_over == NULL; i++) {
         const mu_parameter *p = s->parameters[i];
         if (counts(source, p)) {
             squares += mui_sum_squares((int64_t)p->capacity, s->grads + p->offset);
@@ -37,6 +38,9 @@ mu_status mu_clip_grad_norm(mu_module *root, float max_norm, float *norm)
         }
     }
     mui_timer_stop(&timer, 0, 0);
+    if (status != MU_OK) {
+        return status;
+    }
     if (bad != NULL) {
         return mui_fail(source->context, MU_ERR_STATE,
                         "clipping gradients: their norm is %g, first because of parameter %s", sqrt(squares),

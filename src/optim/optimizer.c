@@ -1,5 +1,5 @@
 /* Making optimisers, following the tree, and the step: a loop over runs of neighbouring slices. */
-#include "optim/optimizer_impl.h"
+#include "optim/shard.h"
 #include "base/alloc.h"
 #include "base/beacon.h"
 #include "base/glob.h"
@@ -7,6 +7,7 @@
 #include "base/text.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,6 +36,10 @@ static void destroy(void *object)
             mui_store_remove_slab(s, o->slabs[i]);
         }
     }
+    mui_shard_close(o);
+    if (s != NULL && o->counted && s->stepping > 0) {
+        s->stepping--;
+    }
     o->source->users--;
     for (size_t i = 0; i < o->group_count; i++) {
         mui_free(o->context, o->groups[i].pattern);
@@ -58,7 +63,35 @@ static bool at_least_zero(float v)
     return isfinite(v) && v >= 0;
 }
 
-static mu_optimizer *make(mu_module *root, mui_optimizer_kind kind, const mui_settings *settings)
+/* Between a reduction and the step a tree's gradients are either whole or scattered. */
+static mu_status check_sharing(const mui_store *s, const mu_group *shard)
+{
+    if (s->stepping == 0 || s->sharded_over == shard) {
+        return MU_OK;
+    }
+    return mui_fail(s->context, MU_ERR_STATE,
+                    "the model has an optimiser %s: all optimisers of a tree share their state over one group, or none does",
+                    s->sharded_over == NULL ? "that does not share its state" : "that shares its state over another group");
+}
+
+/* Whatever fails on one rank fails on all. */
+static mu_status join(mu_optimizer *o, mu_group *shard)
+{
+    mui_store *s = o->source->store(o->source);
+    mu_status status = s != NULL ? check_sharing(s, shard) : mu_context_status(o->context);
+    if (shard != NULL) {
+        status = mui_shard_open(o, shard, status);
+    } else if (status == MU_OK && mui_optimizer_follow(o) == NULL) {
+        status = mu_context_status(o->context);
+    }
+    if (status == MU_OK) {
+        s->stepping++;
+        o->counted = true;
+    }
+    return status;
+}
+
+static mu_optimizer *make(mu_module *root, mui_optimizer_kind kind, const mui_settings *settings, mu_group *shard)
 {
     mui_source *source = (mui_source *)root;
     mu_context *c = source->context;
@@ -80,7 +113,7 @@ static mu_optimizer *make(mu_module *root, mui_optimizer_kind kind, const mui_se
     if (mui_context_own(c, o, destroy, MUI_OWN_FIRST) != MU_OK) {
         return NULL;
     }
-    if (mui_optimizer_follow(o) == NULL) {
+    if (join(o, mu_group_size(shard) > 1 ? shard : NULL) != MU_OK) {
         mu_optimizer_free(o);
         return NULL;
     }
@@ -111,7 +144,8 @@ mu_optimizer *mu_sgd(mu_module *root, float lr, const mu_sgd_options *options)
                                 .momentum = mui_as_written(s.momentum),
                                 .dampening = mui_as_written(s.dampening),
                                 .weight_decay = mui_as_written(s.weight_decay),
-                                .nesterov = s.nesterov});
+                                .nesterov = s.nesterov},
+                s.shard);
 }
 
 static mu_optimizer *make_adam(mu_module *root, float lr, const mu_adam_options *options, mui_optimizer_kind kind)
@@ -140,7 +174,8 @@ static mu_optimizer *make_adam(mu_module *root, float lr, const mu_adam_options 
                                 .beta1 = mui_as_written(a.beta1),
                                 .beta2 = mui_as_written(a.beta2),
                                 .eps = mui_as_written(a.eps),
-                                .weight_decay = mui_as_written(a.weight_decay)});
+                                .weight_decay = mui_as_written(a.weight_decay)},
+                a.shard);
 }
 
 mu_optimizer *mu_adam(mu_module *root, float lr, const mu_adam_options *options)
@@ -199,7 +234,7 @@ mui_store *mui_optimizer_follow(mu_optimizer *o)
     if (s == NULL || (s == o->store && s->version == o->store_version && s->layout_hash == o->store_hash)) {
         return s;
     }
-    for (int i = 0; i < mui_optimizer_states(o); i++) {
+    for (int i = 0; i < mui_optimizer_states(o) && o->shard == NULL; i++) {
         if (o->slabs[i] == NULL) {
             o->slabs[i] = mui_store_add_slab(s);
             if (o->slabs[i] == NULL) {
@@ -267,11 +302,18 @@ mu_status mu_optimizer_add_group(mu_optimizer *o, const mu_param_group *group)
 /* -- the step --------------------------------------------------------------------------------------------------- */
 /* Neighbouring slices that are updated alike. */
 typedef struct run {
-    size_t offset, floats;
+    size_t offset, floats; /* in the slabs */
+    size_t at;             /* in the state: the same, unless it is shared */
     int group;
     bool first;     /* no state yet */
     int64_t step;   /* Adam: of each parameter in the run */
 } run;
+
+static float *state_at(const mu_optimizer *o, int k, size_t at)
+{
+    float *data = o->shard != NULL ? o->shard->states[k] : o->slabs[k] != NULL ? o->slabs[k]->data : NULL;
+    return data != NULL ? data + at : NULL;
+}
 
 static void update(const mu_optimizer *o, mui_store *s, const run *r)
 {
@@ -280,7 +322,7 @@ static void update(const mu_optimizer *o, mui_store *s, const run *r)
     int64_t n = (int64_t)r->floats;
     float *w = s->values + r->offset;
     const float *grad = s->grads + r->offset;
-    float *first = o->slabs[0] != NULL ? o->slabs[0]->data + r->offset : NULL;
+    float *first = state_at(o, 0, r->at);
     if (o->kind == MUI_OPTIMIZER_SGD) {
         mui_sgd_update(e, n, w, grad, first,
                        &(mui_sgd_args){.lr = g->lr,
@@ -291,7 +333,7 @@ static void update(const mu_optimizer *o, mui_store *s, const run *r)
                                        .first = r->first});
         return;
     }
-    mui_adam_update(e, n, w, grad, first, o->slabs[1]->data + r->offset,
+    mui_adam_update(e, n, w, grad, first, state_at(o, 1, r->at),
                     &(mui_adam_args){.lr = g->lr,
                                      .beta1 = g->beta1,
                                      .beta2 = g->beta2,
@@ -327,27 +369,65 @@ static void warn_unreduced(mu_optimizer *o, const mui_store *s)
     mui_text_free(&names);
 }
 
-mu_status mu_optimizer_step(mu_optimizer *o)
+/* Goes on with the run, or ends it and begins another. */
+static void extend(const mu_optimizer *o, mui_store *s, run *r, const run *part)
 {
-    if (o == NULL) {
-        return mui_fail(NULL, MU_ERR_ARG, "optimiser step: the optimiser is NULL");
+    bool alike = r->floats > 0 && r->offset + r->floats == part->offset && r->at + r->floats == part->at &&
+                 r->group == part->group && r->first == part->first &&
+                 (o->kind == MUI_OPTIMIZER_SGD || r->step == part->step);
+    if (alike) {
+        r->floats += part->floats;
+        return;
     }
-    if (mui_failed(o->context)) {
-        return mu_context_status(o->context);
+    if (r->floats > 0) {
+        update(o, s, r);
     }
-    mui_store *s = mui_optimizer_follow(o);
-    if (s == NULL) {
-        return mu_context_status(o->context);
+    *r = *part;
+}
+
+/* Of a parameter, what this rank updates: all of it, or its pieces, which lie in the order of the slabs. */
+static void extend_by(const mu_optimizer *o, mui_store *s, run *r, int64_t place, run part, size_t *piece)
+{
+    const mui_shard *h = o->shard;
+    const mu_parameter *p = s->parameters[s->order[place]];
+    if (h == NULL) {
+        part.offset = part.at = p->offset;
+        part.floats = p->capacity;
+        extend(o, s, r, &part);
+        return;
     }
-    mui_place before = mui_go(o->context, MUI_OPTIMISER, NULL);
-    if (s->reduced_over > 1 && !o->warned_unreduced) {
-        warn_unreduced(o, s);
+    while (*piece < h->count && h->pieces[*piece].place < place) {
+        ++*piece;
     }
+    for (; *piece < h->count && h->pieces[*piece].place == place; ++*piece) {
+        const mui_piece *q = &h->pieces[*piece];
+        part.offset = p->offset + q->from;
+        part.at = q->at;
+        part.floats = q->floats;
+        extend(o, s, r, &part);
+    }
+}
+
+static mu_status begin_step(mu_optimizer *o, mui_store *s)
+{
+    if (o->shard == NULL) {
+        if (s->reduced_over > 1 && !o->warned_unreduced) {
+            warn_unreduced(o, s);
+        }
+        return MU_OK;
+    }
+    char what[48];
+    snprintf(what, sizeof(what), "step %lld", (long long)o->steps + 1);
+    mu_status status = mui_shard_meet(o, MUI_KIND_STEP, what, mui_shard_check(o, s));
+    return status == MU_OK ? mui_shard_settle(o) : status;
+}
+
+/* Counts, and updates values and states. Returns the number of floats. */
+static int64_t step_all(mu_optimizer *o, mui_store *s, uint64_t now)
+{
     run r = {0};
     int64_t floats = 0;
-    mui_timer timer;
-    mui_timer_start(&timer, o->context, MUI_KIND_OPTIMIZER);
-    uint64_t now = ++o->context->writes;
+    size_t piece = 0;
     for (int64_t i = 0; i < s->count; i++) {
         int64_t index = s->order[i];
         mu_parameter *p = s->parameters[index];
@@ -358,15 +438,7 @@ mu_status mu_optimizer_step(mu_optimizer *o)
         q->step++;
         p->updates++;
         p->stepped = now;
-        bool alike = r.floats > 0 && r.offset + r.floats == p->offset && r.group == q->group &&
-                     r.first == !q->has_state && (o->kind == MUI_OPTIMIZER_SGD || r.step == q->step);
-        if (!alike) {
-            if (r.floats > 0) {
-                update(o, s, &r);
-            }
-            r = (run){.offset = p->offset, .group = q->group, .first = !q->has_state, .step = q->step};
-        }
-        r.floats += p->capacity;
+        extend_by(o, s, &r, i, (run){.group = q->group, .first = !q->has_state, .step = q->step}, &piece);
         floats += (int64_t)p->capacity;
         q->has_state = true;
         if (!o->keep_grad) {
@@ -376,13 +448,40 @@ mu_status mu_optimizer_step(mu_optimizer *o)
     if (r.floats > 0) {
         update(o, s, &r);
     }
-    int states = (o->slabs[0] != NULL) + (o->slabs[1] != NULL);
+    return floats / mu_optimizer_ranks(o);
+}
+
+mu_status mu_optimizer_step(mu_optimizer *o)
+{
+    if (o == NULL) {
+        return mui_fail(NULL, MU_ERR_ARG, "optimiser step: the optimiser is NULL");
+    }
+    if (mui_failed(o->context)) {
+        return mu_context_status(o->context);
+    }
+    mui_store *s = mui_optimizer_follow(o);
+    if (s == NULL) {
+        mu_status failed = mu_context_status(o->context);
+        return o->shard != NULL ? mui_shard_meet(o, MUI_KIND_STEP, "a step", failed) : failed;
+    }
+    mui_place before = mui_go(o->context, MUI_OPTIMISER, NULL);
+    mui_timer timer;
+    mu_status status = begin_step(o, s);
+    mui_timer_start(&timer, o->context, MUI_KIND_OPTIMIZER);
+    uint64_t now = ++o->context->writes;
+    int64_t floats = status == MU_OK ? step_all(o, s, now) : 0;
+    int states = mui_optimizer_states(o);
     /* The value and each state read and written, the gradient read. */
     mui_timer_stop(&timer, 0, (double)floats * (double)sizeof(float) * (3 + 2 * states));
-    o->steps++;
-    s->clears += !o->keep_grad;
+    if (status == MU_OK && o->shard != NULL) {
+        status = mui_shard_gather(o, s, now);
+    }
+    if (status == MU_OK) {
+        o->steps++;
+        s->clears += !o->keep_grad;
+    }
     mui_go(o->context, before.stage, before.path);
-    return MU_OK;
+    return status;
 }
 
 void mu_optimizer_keep_grad(mu_optimizer *o, bool keep)
@@ -416,4 +515,19 @@ float mu_optimizer_lr(const mu_optimizer *o)
 int64_t mu_optimizer_steps(const mu_optimizer *o)
 {
     return o != NULL ? o->steps : 0;
+}
+
+size_t mu_optimizer_state_bytes(const mu_optimizer *o)
+{
+    const mui_store *s = o != NULL ? o->source->built(o->source) : NULL;
+    size_t floats = s == NULL ? 0 : o->shard != NULL ? o->shard->floats : s->floats, states = 0;
+    for (int k = 0; floats > 0 && k < MUI_OPTIMIZER_MAX_STATES; k++) {
+        states += state_at(o, k, 0) != NULL;
+    }
+    return states * floats * sizeof(float);
+}
+
+int mu_optimizer_ranks(const mu_optimizer *o)
+{
+    return o != NULL && o->shard != NULL ? mu_group_size(o->shard->group) : 1;
 }

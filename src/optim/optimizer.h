@@ -47,12 +47,19 @@ mui_optimizer_entry mui_optimizer_get(mu_optimizer *o, int64_t i);
 /* State tensors of each parameter: "momentum_buffer" (SGD with momentum), or "exp_avg" and "exp_avg_sq". */
 int mui_optimizer_states(const mu_optimizer *o);
 const char *mui_optimizer_state_name(const mu_optimizer *o, int state);
-/* Row-major float32, elements = those of the parameter. */
+/* Row-major float32, elements = those of the parameter. Where state is shared, reading is collective, and each rank
+ * writes its part of what it is given. */
 mu_status mui_optimizer_read_state(mu_optimizer *o, int64_t i, int state, float *out, int64_t elements) MU_MUST_USE;
 mu_status mui_optimizer_write_state(mu_optimizer *o, int64_t i, int state, const float *in,
                                     int64_t elements) MU_MUST_USE;
 /* has_state false: as never updated, state is zeroed. */
 void mui_optimizer_set_progress(mu_optimizer *o, int64_t i, bool has_state, int64_t step);
+/* Of state that ranks share; without, they cost nothing, and each returns `mine`. Collective.
+ * settle: all ranks are at `what`, and state is where it belongs; else the same outcome on all. */
+mu_status mui_optimizer_settle(mu_optimizer *o, const char *what, mu_status mine) MU_MUST_USE;
+mu_status mui_optimizer_agree(mu_optimizer *o, mu_status mine) MU_MUST_USE;
+bool mui_optimizer_writes(const mu_optimizer *o); /* this rank writes files for all */
+float *mui_optimizer_own_state(const mu_optimizer *o, int state, size_t *floats); /* its part; NULL: none */
 /* Steps of the optimiser as a whole, mu_optimizer_steps. */
 void mui_optimizer_set_steps(mu_optimizer *o, int64_t steps);
 

@@ -6,6 +6,8 @@
 
 #define MUI_OPTIMIZER_MAX_STATES 2
 
+typedef struct mui_shard mui_shard;
+
 typedef struct mui_group_setting {
     char *pattern;     /* NULL: the default group */
     mui_settings settings;
@@ -26,7 +28,8 @@ struct mu_optimizer {
     mui_optimizer_kind kind;
     mui_group_setting *groups; /* at least the default one */
     size_t group_count, group_capacity;
-    mui_slab *slabs[MUI_OPTIMIZER_MAX_STATES];
+    mui_slab *slabs[MUI_OPTIMIZER_MAX_STATES]; /* NULL where state is shared */
+    mui_shard *shard;          /* NULL: it is not */
     const mui_store *store;    /* that progress is about; only compared */
     uint64_t store_version, store_hash;
     mui_progress *progress;    /* by index in the store */
@@ -34,8 +37,15 @@ struct mu_optimizer {
     int64_t *ours;             /* store indices of our parameters, in registration order */
     int64_t steps;
     bool keep_grad;
+    bool counted;              /* in the store's `stepping` */
     bool warned_unreduced;     /* said once */
 };
+
+/* Which gradients of a store count for a norm. */
+typedef bool (*mui_counts_fn)(mui_source *source, const mu_parameter *p);
+/* shard_norm.c. Collective: adds the squares of gradients that ranks have in parts; bad: the first that is not finite. */
+mu_status mui_shard_squares(mui_store *s, mui_counts_fn counts, mui_source *source, double *squares,
+                            const mu_parameter **bad) MU_MUST_USE;
 
 /* The up-to-date store, with progress and slabs in step with it. NULL on failure. */
 mui_store *mui_optimizer_follow(mu_optimizer *o);

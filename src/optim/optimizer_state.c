@@ -1,5 +1,7 @@
 /* The optimiser as io sees it. */
-#include "optim/optimizer_impl.h"
+#include "optim/shard.h"
+#include "base/alloc.h"
+#include "comm/agree.h"
 
 #include <math.h>
 #include <string.h>
@@ -55,7 +57,12 @@ mu_status mui_optimizer_set_settings(mu_optimizer *o, int group, const mui_setti
     if (store == NULL) {
         return mu_context_status(o->context);
     }
-    if (o->kind == MUI_OPTIMIZER_SGD && s->momentum != 0 && o->slabs[0] == NULL) {
+    if (o->kind == MUI_OPTIMIZER_SGD && s->momentum != 0 && o->shard != NULL) {
+        mu_status status = mui_shard_add_state(o, 0);
+        if (status != MU_OK) {
+            return status;
+        }
+    } else if (o->kind == MUI_OPTIMIZER_SGD && s->momentum != 0 && o->slabs[0] == NULL) {
         o->slabs[0] = mui_store_add_slab(store);
         if (o->slabs[0] == NULL) {
             return MU_ERR_NOMEM;
@@ -102,33 +109,51 @@ const char *mui_optimizer_state_name(const mu_optimizer *o, int state)
     return state == 0 ? "exp_avg" : "exp_avg_sq";
 }
 
-/* A tensor header over the parameter's slice of a state slab: same shape, same layout. */
-static mu_status slice(mu_optimizer *o, int64_t i, int state, int64_t elements, mu_tensor *out)
+/* A tensor header over the parameter's slice of a state slab: same shape, same layout. Shared state has none: it goes
+ * through one of its own, *own, which is to be freed. */
+static mu_status slice(mu_optimizer *o, int64_t i, int state, int64_t elements, mu_tensor *out, float **own)
 {
     mu_parameter *p = parameter_at(o, i);
+    *own = NULL;
     if (state < 0 || state >= mui_optimizer_states(o) || elements != mui_dims_elements(p->value.dims)) {
         return mui_fail(o->context, MU_ERR_ARG, "optimiser state %d of %s, %lld elements: there is none of that size",
                         state, p->name, (long long)elements);
     }
+    if (o->shard != NULL && (*own = mui_calloc(o->context, p->capacity, sizeof(float))) == NULL) {
+        mu_group_abort(o->shard->group, mu_context_message(o->context)); /* others wait for its part */
+        return MU_ERR_NOMEM;
+    }
     *out = p->value;
     out->parameter = NULL;
     out->requires_grad = false;
-    out->data = (char *)(o->slabs[state]->data + p->offset);
+    out->data = (char *)(*own != NULL ? *own : o->slabs[state]->data + p->offset);
     return MU_OK;
 }
 
 mu_status mui_optimizer_read_state(mu_optimizer *o, int64_t i, int state, float *out, int64_t elements)
 {
     mu_tensor t;
-    mu_status s = slice(o, i, state, elements, &t);
-    return s != MU_OK ? s : mui_tensor_get_raw(&t, out, (size_t)elements * sizeof(float));
+    float *own = NULL;
+    mu_status s = slice(o, i, state, elements, &t, &own);
+    if (s == MU_OK && own != NULL) {
+        s = mui_shard_collect(o, parameter_at(o, i), state, own);
+    }
+    s = s != MU_OK ? s : mui_tensor_get_raw(&t, out, (size_t)elements * sizeof(float));
+    mui_free(o->context, own);
+    return s;
 }
 
 mu_status mui_optimizer_write_state(mu_optimizer *o, int64_t i, int state, const float *in, int64_t elements)
 {
     mu_tensor t;
-    mu_status s = slice(o, i, state, elements, &t);
-    return s != MU_OK ? s : mui_tensor_set_raw(&t, in, (size_t)elements * sizeof(float));
+    float *own = NULL;
+    mu_status s = slice(o, i, state, elements, &t, &own);
+    s = s != MU_OK ? s : mui_tensor_set_raw(&t, in, (size_t)elements * sizeof(float));
+    if (s == MU_OK && own != NULL) {
+        mui_shard_put(o, parameter_at(o, i), state, own);
+    }
+    mui_free(o->context, own);
+    return s;
 }
 
 void mui_optimizer_set_progress(mu_optimizer *o, int64_t i, bool has_state, int64_t step)
@@ -137,9 +162,40 @@ void mui_optimizer_set_progress(mu_optimizer *o, int64_t i, bool has_state, int6
     q->has_state = has_state;
     q->step = has_state ? step : 0;
     const mu_parameter *p = parameter_at(o, i);
-    for (int k = 0; !has_state && k < MUI_OPTIMIZER_MAX_STATES && o->slabs[k] != NULL; k++) {
-        memset(o->slabs[k]->data + p->offset, 0, p->capacity * sizeof(float));
+    for (int k = 0; !has_state && k < MUI_OPTIMIZER_MAX_STATES; k++) {
+        if (o->shard != NULL) {
+            mui_shard_put(o, p, k, NULL);
+        } else if (o->slabs[k] != NULL) {
+            memset(o->slabs[k]->data + p->offset, 0, p->capacity * sizeof(float));
+        }
     }
+}
+
+/* -- shared state ------------------------------------------------------------------------------------------------- */
+mu_status mui_optimizer_settle(mu_optimizer *o, const char *what, mu_status mine)
+{
+    if (o == NULL || o->shard == NULL) {
+        return mine;
+    }
+    mine = mine == MU_OK && mui_optimizer_follow(o) == NULL ? mu_context_status(o->context) : mine;
+    mu_status s = mui_shard_meet(o, MUI_KIND_STATE, what, mine);
+    return s == MU_OK ? mui_shard_settle(o) : s;
+}
+
+mu_status mui_optimizer_agree(mu_optimizer *o, mu_status mine)
+{
+    return o != NULL && o->shard != NULL ? mui_agree(o->context, o->shard->group, mine) : mine;
+}
+
+bool mui_optimizer_writes(const mu_optimizer *o)
+{
+    return o == NULL || o->shard == NULL || mu_group_rank(o->shard->group) == 0;
+}
+
+float *mui_optimizer_own_state(const mu_optimizer *o, int state, size_t *floats)
+{
+    *floats = o->shard != NULL && o->shard->states[state] != NULL ? o->shard->floats : 0;
+    return *floats > 0 ? o->shard->states[state] : NULL;
 }
 
 void mui_optimizer_set_steps(mu_optimizer *o, int64_t steps)

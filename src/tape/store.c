@@ -216,6 +216,7 @@ static void free_body(mui_store *s)
     mui_free(c, s->order);
     mui_free(c, s->buckets);
     mui_free(c, s->slabs);
+    mui_free(c, s->square_sums);
     mui_free(c, s);
 }
 
@@ -286,6 +287,12 @@ mui_store *mui_store_build(mu_context *c, mu_parameter *const *parameters, int64
         s->reduced = old->reduced;
         s->clears = old->clears;
         s->reduced_over = old->reduced_over;
+        s->wrappers = old->wrappers;
+        s->sharded_over = old->sharded_over;
+        s->sharding = old->sharding;
+        s->stepping = old->stepping;
+        s->shared_bytes = old->shared_bytes;
+        s->scattered_version = old->scattered_version;
         s->grads_alloc = old->grads_alloc;
         s->grads_free = old->grads_free;
         s->grads_user = old->grads_user;

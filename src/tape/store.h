@@ -120,6 +120,15 @@ struct mui_store {
     mui_slab *reduced;         /* means over ranks under gradients that are mixed; NULL: never needed */
     uint64_t clears;           /* goes up whenever gradients are cleared, by zero_grad or an optimiser */
     int reduced_over;          /* ranks of the reducers that laid it out, the most; 0: none has */
+    int wrappers;              /* of them that exist */
+    /* Optimisers that share their state over the ranks of a group, and all optimisers. While there are any, a reduction
+     * may bring each rank its own slices of gradients alone: the others' then mean nothing. */
+    struct mu_group *sharded_over; /* NULL: none does */
+    int sharding, stepping;
+    size_t shared_bytes;        /* of state that is shared, on this rank */
+    uint64_t scattered_version; /* of the layout by which gradients that are reduced were scattered so; 0: they are whole */
+    double *square_sums;        /* for their norm */
+    size_t square_sums_room;
     mui_ready_fn ready;        /* set by the reducer while a reduction runs, else NULL */
     void *ready_user;
     /* Memory of the gradient slab: the group's when the reducer says so, else the heap. */

@@ -1,7 +1,9 @@
 /* Agreement on an outcome by one all-gather and, on failure only, one broadcast of the message. */
-#include "io/agree.h"
+#include "comm/agree.h"
 #include "base/alloc.h"
+#include "base/beacon.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define PIECE_BYTES ((size_t)64 << 20)
@@ -59,4 +61,41 @@ mu_status mui_share(mu_group *g, void *data, size_t bytes)
         s = mu_broadcast(g, (char *)data + at, n, 0);
     }
     return s;
+}
+
+/* -- gates -------------------------------------------------------------------------------------------------------- */
+static mu_status come(mu_group *g, const mui_identity *id)
+{
+    int64_t word = 0;
+    mui_work(g->context, id->text);
+    mu_request *q = mui_all_reduce_start(g, &word, 1, MU_I64, MU_MAX, id);
+    mu_status s = q != NULL ? mu_request_wait(q) : mu_context_status(g->context);
+    return q == NULL && s == MU_OK ? MU_ERR_COMM : s;
+}
+
+mu_status mui_gate(mu_group *g, const mui_identity *id)
+{
+    mu_status s = come(g, id);
+    if (s == MU_SKIPPED) {
+        /* Others abandon a reduction of a layout that this rank does not have any more. */
+        char reason[256];
+        snprintf(reason, sizeof(reason), "at %.180s, where another rank abandoned a reduction", id->text);
+        mu_group_abort(g, reason);
+        s = mui_fail(g->context, MU_ERR_COMM, "%s", reason);
+    }
+    return s;
+}
+
+mu_status mui_meet(mu_group *g, const mui_identity *id, mu_status mine)
+{
+    mui_identity own = *id;
+    if (mine < 0) {
+        own.kind |= MUI_KIND_ABANDON;
+        snprintf(own.text, sizeof(own.text), "%.150s", mu_context_message(g->context));
+    }
+    mu_status s = come(g, &own);
+    if (s == MU_SKIPPED && mine >= 0) {
+        s = mui_fail(g->context, MU_ERR_PEER, "%s: not done: %s", id->text, mui_group_skip_text(g));
+    }
+    return mine < 0 ? mine : s;
 }
