@@ -21,6 +21,7 @@ static const struct command {
     {"verify", "read all of a checkpoint and say whether it is whole", cmd_verify},
     {"names", "tell which parameters the indices in PyTorch's DDP message mean", cmd_names},
     {"bench", "measure training steps, reductions, loading, or this machine", cmd_bench},
+    {"plan", "predict a step's time on many ranks from the report of a few", cmd_plan},
     {"version", "print the version", cmd_version},
     {"help", "print this, or the help of a subcommand", cmd_help},
 };
