@@ -2,6 +2,7 @@
 #include "session.h"
 #include "commands.h"
 #include "ranked.h"
+#include "stop.h"
 #include "train_state.h"
 
 #include <inttypes.h>
@@ -94,6 +95,7 @@ static void end_rehearsal(session *s, bool refused)
 int session_close(session *s, int code, bool early)
 {
     end_rehearsal(s, mu_context_status(s->c) < 0 || code != CLI_OK);
+    stop_forget_context();
     code = ranked_close(s->c, s->o->command, s->rank, s->size, code, early);
     free(s->note);
     free(s->logits);

@@ -3,28 +3,16 @@
 #include "progress.h"
 #include "relaunch.h"
 #include "session.h"
+#include "stop.h"
 #include "train_state.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* A run whose loss stays non-finite so many steps in a row cannot recover by skipping them. */
 #define SKIPS_MAX 20
-
-/* What a terminal, a batch system that takes its nodes back, and one that was asked to warn before (Slurm's --signal) send.
- * Where ranks got several, the first of these counts, on all ranks. */
-static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1};
-#define STOP_SIGNALS (sizeof(stop_signals) / sizeof(stop_signals[0]))
-
-static volatile sig_atomic_t stop_signal;
-
-static void on_stop(int number)
-{
-    stop_signal = number;
-}
 
 typedef struct run {
     session s;
@@ -90,8 +78,8 @@ static bool train_step(run *r, const mu_batch *b, float *loss_out)
 static bool agree(run *r, const mu_batch *b, float loss, double *mean)
 {
     double sums[2 + STOP_SIGNALS] = {0};
-    int number = stop_signal;
-    for (size_t i = 0; i < STOP_SIGNALS; i++) {
+    int number = stop_asked();
+    for (int i = 0; i < STOP_SIGNALS; i++) {
         sums[2 + i] = number == stop_signals[i];
     }
     if (b->samples > 0) {
@@ -102,7 +90,7 @@ static bool agree(run *r, const mu_batch *b, float loss, double *mean)
         return false;
     }
     *mean = sums[1] > 0 ? sums[0] / sums[1] : NAN;
-    for (size_t i = STOP_SIGNALS; i-- > 0;) {
+    for (int i = STOP_SIGNALS; i-- > 0;) {
         r->stopped = sums[2 + i] > 0 ? stop_signals[i] : r->stopped;
     }
     return true;
@@ -359,15 +347,6 @@ static int train(run *r)
     return code == CLI_OK && r->stopped != 0 ? 128 + r->stopped : code;
 }
 
-static void listen_for_signals(const train_options *o)
-{
-    if (o->checkpoint != NULL) {
-        sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART}, NULL);
-        sigaction(SIGUSR1, &(struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART}, NULL);
-        sigaction(SIGINT, &(struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART | SA_RESETHAND}, NULL);
-    }
-}
-
 int cmd_train(int argc, char **argv)
 {
     static train_options o;
@@ -392,7 +371,9 @@ int cmd_train(int argc, char **argv)
     if ((code = session_open(&r.s, &o, false)) >= 0) {
         return code;
     }
-    listen_for_signals(&o); /* before the last exchange of the set-up: once a rank trains, all listen */
+    if (o.checkpoint != NULL || r.s.size > 1) {
+        stop_listen(r.s.c, o.checkpoint != NULL); /* before the last exchange of the set-up: once a rank trains, all listen */
+    }
     if ((code = session_setup_train(&r.s)) >= 0) {
         return code;
     }

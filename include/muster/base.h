@@ -104,6 +104,10 @@ MU_API int mu_context_size(const mu_context *c);
 
 /* Compute threads of this rank: those of the options, or of OMP_NUM_THREADS; at least 1, also for NULL. */
 MU_API int mu_context_threads(const mu_context *c);
+/* Async-signal-safe, for a handler of SIGTERM: whatever of this context waits for other ranks says who is missing within 0.2
+ * s, and no longer only after a group's warn_seconds. When a rank dies, Open MPI's mpirun sends the others SIGTERM, and
+ * SIGKILL a second later: without this nobody would hear what the dead rank was doing. */
+MU_API void mu_context_warn_soon(mu_context *c);
 
 /* Prints the context's error to stderr as "muster: ...". Returns s, for use in an expression. */
 MU_API mu_status mu_complain(const mu_context *c, mu_status s);

@@ -1,5 +1,6 @@
 /* Opening and closing contexts, ownership, and the first-error rule. */
 #include "base/context.h"
+#include "base/os.h"
 #include "base/alloc.h"
 #include "base/profile.h"
 
@@ -252,6 +253,21 @@ int mu_context_size(const mu_context *c)
 int mu_context_threads(const mu_context *c)
 {
     return c != NULL ? c->threads : 1;
+}
+
+void mu_context_warn_soon(mu_context *c)
+{
+    double now = mui_now();
+    if (c != NULL) {
+        __atomic_store(&c->warn_soon_since, &now, __ATOMIC_RELAXED); /* pairs with mui_context_warns_soon's load */
+    }
+}
+
+bool mui_context_warns_soon(const mu_context *c, double seconds)
+{
+    double since;
+    __atomic_load(&c->warn_soon_since, &since, __ATOMIC_RELAXED);
+    return since > 0 && mui_now() >= since + seconds;
 }
 
 void mu_context_counters(const mu_context *c, mu_counters *out)

@@ -37,6 +37,8 @@ typedef struct mui_bound {
     char message[MUI_MESSAGE_BYTES];
     struct mui_engine *engine;
 } mui_bound;
+/* True once mu_context_warn_soon was called at least so many seconds ago. */
+bool mui_context_warns_soon(const mu_context *c, double seconds);
 /* Binds the calling thread, or unbinds it (NULL); returns what it was bound to. */
 mui_bound *mui_bind(mui_bound *b);
 /* What the calling thread is bound to, when that is of c; else NULL. */
@@ -63,6 +65,8 @@ struct mu_context {
     pthread_mutex_t shared_lock; /* owned, and marks that walks over a tree leave in parameters */
     mui_owned *owned;
     size_t owned_count, owned_capacity;
+
+    double warn_soon_since; /* 0: not asked for; atomic, relaxed: a signal's handler writes it */
 
     mui_here here;                   /* of threads that are not bound: ask mui_here_of */
     struct mui_beacon_link *beacons; /* where it is to be seen, see beacon.h */

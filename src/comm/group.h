@@ -86,6 +86,12 @@ struct mu_request {
     uint64_t number; /* of the collective, from 0 */
 };
 
+/* That a wait has lasted so long that the others' names are to be logged. */
+static inline bool mui_wait_is_long(const mu_group *g, double seconds)
+{
+    return seconds >= g->warn_seconds || (seconds >= 0.1 && mui_context_warns_soon(g->context, 0.1));
+}
+
 /* With identity, for the reducer. */
 mu_request *mui_all_reduce_start(mu_group *g, void *data, int64_t count, mu_dtype type, mu_reduce_op op,
                                  const mui_identity *identity);

@@ -117,7 +117,7 @@ static bool look_at_clock(mui_local *g, double since)
         (void)mui_local_break(g, MU_ERR_TIMEOUT, text);
         return false;
     }
-    if (waited >= g->base.warn_seconds && g->stall.warned != call->base.number + 1) {
+    if (mui_wait_is_long(&g->base, waited) && g->stall.warned != call->base.number + 1) {
         g->stall.warned = call->base.number + 1;
         g->stall.since = since;
         mui_missing_list(&m, g->stall.who, sizeof(g->stall.who));

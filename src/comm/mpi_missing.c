@@ -87,7 +87,7 @@ static void break_for_leaver(mui_mpi *g, int q)
 static void say_where(mui_mpi *g, const mui_mpi_call *call, double waited)
 {
     double sooner = g->base.warn_seconds < g->base.timeout_seconds ? g->base.warn_seconds : g->base.timeout_seconds;
-    bool stalled = waited >= sooner / 4;
+    bool stalled = waited >= sooner / 4 || mui_context_warns_soon(g->base.context, 0);
     for (int q = 0; q < g->base.size && call->state != MUI_MPI_QUEUED; q++) {
         const mui_mpi_peer *p = &g->peers[q];
         if (q != g->base.rank && p->told <= call->base.number && (stalled || p->calls > call->base.number)) {
@@ -110,7 +110,7 @@ static bool look_at_clock(mui_mpi *g, double since)
         mui_mpi_give_up(g, MU_ERR_TIMEOUT, text);
         return false;
     }
-    if (waited >= g->base.warn_seconds && g->warned != call->base.number + 1) {
+    if (mui_wait_is_long(&g->base, waited) && g->warned != call->base.number + 1) {
         g->warned = call->base.number + 1;
         g->warned_since = since;
         if (mui_missing_list(&m, g->warned_who, sizeof(g->warned_who)) == 0) {

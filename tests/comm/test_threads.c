@@ -79,12 +79,15 @@ static void *late_rank(void *world)
     return NULL;
 }
 
-static void a_long_wait_is_logged_once(void **state)
+/* told: not by warn_seconds, but because the context was told to. */
+static void one_long_wait(double warn_seconds, bool told)
 {
-    (void)state;
     heard h = {0};
-    mu_thread_world *w = mu_thread_world_new(2, &(mu_group_options){.warn_seconds = 0.2, .timeout_seconds = 60});
+    mu_thread_world *w = mu_thread_world_new(2, &(mu_group_options){.warn_seconds = warn_seconds, .timeout_seconds = 60});
     mu_context *c = mu_context_open(&(mu_context_options){.log = listen, .log_user = &h});
+    if (told) {
+        mu_context_warn_soon(c);
+    }
     mu_group *g = mu_group_threads(c, w, 0);
     pthread_t other;
     assert_int_equal(pthread_create(&other, NULL, late_rank, w), 0);
@@ -99,6 +102,14 @@ static void a_long_wait_is_logged_once(void **state)
     pthread_join(other, NULL);
     assert_int_equal(mu_context_close(c), MU_OK);
     mu_thread_world_free(w);
+}
+
+static void a_long_wait_is_logged_once(void **state)
+{
+    (void)state;
+    one_long_wait(0.2, false);
+    one_long_wait(50, true);
+    mu_context_warn_soon(NULL);
 }
 
 /* A world's ranks are taken once, and by number. */
