@@ -47,6 +47,9 @@ typedef bool (*mui_counts_fn)(mui_source *source, const mu_parameter *p);
 mu_status mui_shard_squares(mui_store *s, mui_counts_fn counts, mui_source *source, double *squares,
                             const mu_parameter **bad) MU_MUST_USE;
 
+/* Float `at` of a state, of this rank's part where it is shared; NULL: there is no such state. */
+float *mui_optimizer_state_at(const mu_optimizer *o, int state, size_t at);
+
 /* The up-to-date store, with progress and slabs in step with it. NULL on failure. */
 mui_store *mui_optimizer_follow(mu_optimizer *o);
 

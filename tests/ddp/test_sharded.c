@@ -557,11 +557,26 @@ static void body_contradicts(mu_group *g, int rank, int size, void *arg)
     }
 }
 
+/* The optimiser over one group, the ddp over another. */
+static void body_two_groups(mu_group *g, int rank, int size, void *arg)
+{
+    (void)size;
+    mu_group *other = mu_group_threads(g->context, arg, rank);
+    mu_module *m = random_model(g->context, 3);
+    mu_optimizer *o = make(m, ADAM, other);
+    mu_ddp *d = mu_ddp_wrap(m, g, NULL);
+    CHECK(o != NULL && d != NULL, "%s", mu_context_message(g->context));
+    expect(g, mu_ddp_backward(d, NULL, NULL), MU_ERR_STATE, "over another group than the one over which");
+}
+
 static void refused(void **state)
 {
     (void)state;
     assert_int_equal(run_threads(2, body_refused, NULL, NULL, true), 0);
     assert_int_equal(run_threads(3, body_refused, NULL, NULL, true), 0);
+    mu_thread_world *w = mu_thread_world_new(2, NULL);
+    assert_int_equal(run_threads(2, body_two_groups, w, NULL, true), 0);
+    mu_thread_world_free(w);
     for (int way = 0; way < WAYS; way++) {
         assert_int_equal(run_threads(3, body_contradicts, &way, &(mu_group_options){.timeout_seconds = 1}, false), 0);
     }

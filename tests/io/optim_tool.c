@@ -4,7 +4,7 @@
  * sgd:LR,MOMENTUM,DAMPENING,DECAY,NESTEROV or adam(w):LR,BETA1,BETA2,EPS,DECAY. IN or OUT "-": none; a key "-": NULL.
  * FLAGS, any of: f(ile settings), g(roups: the head for itself), z (the convolution frozen), t(rainable only, when
  * saving), o (only the optimiser is loaded and saved), r(anks: two threads, one reads, wrapped before the load), l (the
- * learning rate is set to 0.01 after the load, as a schedule does). */
+ * learning rate is set to 0.01 after the load, as a schedule does), s(harded over the two threads). */
 #include "tool_steps.h"
 
 #include <pthread.h>
@@ -74,7 +74,7 @@ static mu_module *network(mu_context *c, const char *name)
     return from_file(c, name);
 }
 
-static mu_optimizer *optimizer(mu_module *m, const char *spec)
+static mu_optimizer *optimizer(mu_module *m, const char *spec, mu_group *shard)
 {
     float v[5] = {0};
     const char *at = strchr(spec, ':');
@@ -84,9 +84,9 @@ static mu_optimizer *optimizer(mu_module *m, const char *spec)
     }
     if (strncmp(spec, "sgd", 3) == 0) {
         return mu_sgd(m, v[0], &(mu_sgd_options){.momentum = v[1], .dampening = v[2], .weight_decay = v[3],
-                                                 .nesterov = v[4] != 0});
+                                                 .nesterov = v[4] != 0, .shard = shard});
     }
-    mu_adam_options o = {.beta1 = v[1], .beta2 = v[2], .eps = v[3], .weight_decay = v[4] == 0 ? -1 : v[4]};
+    mu_adam_options o = {.beta1 = v[1], .beta2 = v[2], .eps = v[3], .weight_decay = v[4] == 0 ? -1 : v[4], .shard = shard};
     if (strncmp(spec, "adamw", 5) == 0) {
         return mu_adamw(m, v[0], &o);
     }
@@ -109,7 +109,8 @@ static void *work(void *user)
     int from = atoi(j->a[3]), count = atoi(j->a[4]);
     bool only = strchr(flags, 'o') != NULL, take = strchr(flags, 'f') != NULL;
     MU_OR_DIE(c, strchr(flags, 'z') != NULL ? mu_module_freeze(t.model, "0.*", NULL) : MU_OK);
-    t.optimizer = optimizer(t.model, j->a[1]);
+    bool sharded = strchr(flags, 's') != NULL;
+    t.optimizer = optimizer(t.model, j->a[1], sharded ? g : NULL);
     if (strchr(flags, 'g') != NULL) {
         MU_OR_DIE(c, mu_optimizer_add_group(t.optimizer, &(mu_param_group){.pattern = "4.*", .lr_factor = 2, .weight_decay = -1}));
     }
@@ -136,7 +137,7 @@ static void *work(void *user)
     if (count > 0) {
         tool_steps(c, t.model, t.optimizer, ddp, from, count);
     }
-    if (j->rank == 0 && out != NULL) {
+    if ((j->rank == 0 || sharded) && out != NULL) {
         mu_optimizer_save_options o = {.trainable_only = strchr(flags, 't') != NULL};
         MU_OR_DIE(c, only ? mu_optimizer_save(t.optimizer, out, &o) : mu_training_save_with(&t, out, &o));
     }

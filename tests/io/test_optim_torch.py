@@ -168,6 +168,39 @@ def both_ways():
         there_and_back(spec, *made(spec), what="legacy file", _use_new_zipfile_serialization=False)
 
 
+def zero_worker(rank, spec):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method="file://" + os.path.abspath("store"), rank=rank, world_size=2)
+    torch.manual_seed(9)
+    model = net()
+    _, cls, settings = SPECS[spec]
+    o = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=cls, **settings)
+    train(model, o, 0, 10)
+    o.consolidate_state_dict(0)
+    if rank == 0:
+        torch.save({"model": model.state_dict(), "optimizer": o.state_dict(), "epoch": 3}, "zero.pt")
+    dist.barrier()
+
+
+def zero():
+    """PyTorch's ZeroRedundancyOptimizer over two processes; Muster's sharded optimiser over two ranks goes on from what it
+    wrote, and torch from what Muster wrote."""
+    for spec in ("nesterov", "adamw"):
+        if os.path.exists("store"):
+            os.remove("store")
+        torch.multiprocessing.start_processes(zero_worker, (spec,), nprocs=2, start_method="fork")
+        torch.manual_seed(9)
+        model = net()
+        o = SPECS[spec][1](model.parameters(), **SPECS[spec][2])
+        train(model, o, 0, 10)
+        tool("net", SPECS[spec][0], "rs", 10, 20, "zero.pt", "out.pt")
+        train(model, o, 10, 20)
+        got = load("out.pt")
+        compare(got["model"], got["optimizer"], model.state_dict(), o.state_dict(), spec + ", from ZeRO")
+        there_and_back(spec, *made(spec, groups=True), flags="rsg", what="sharded")
+
+
 def layouts():
     forms = {
         "imagenet": (lambda m, s: {"epoch": 4, "arch": "x", "state_dict": {"module." + k: v for k, v in m.items()},
@@ -359,7 +392,7 @@ def real():
     check(got["param_groups"][0]["lr"] == want["param_groups"][0]["lr"], "its learning rate")
 
 
-for part in ["both_ways", "layouts", "groups", "refused", "real"] if CURRENT else sys.argv[1:]:
+for part in ["both_ways", "zero", "layouts", "groups", "refused", "real"] if CURRENT else sys.argv[1:]:
     globals()[part]()
 for kind, (value, where) in sorted(worst.items()):
     print("%-10s largest difference %.1e (%s)" % (kind, value, where))
