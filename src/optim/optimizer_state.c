@@ -120,7 +120,6 @@ static mu_status slice(mu_optimizer *o, int64_t i, int state, int64_t elements, 
                         state, p->name, (long long)elements);
     }
     if (o->shard != NULL && (*own = mui_calloc(o->context, p->capacity, sizeof(float))) == NULL) {
-        mu_group_abort(o->shard->group, mu_context_message(o->context)); /* others wait for its part */
         return MU_ERR_NOMEM;
     }
     *out = p->value;
@@ -135,6 +134,9 @@ mu_status mui_optimizer_read_state(mu_optimizer *o, int64_t i, int state, float 
     mu_tensor t;
     float *own = NULL;
     mu_status s = slice(o, i, state, elements, &t, &own);
+    if (s != MU_OK && o->shard != NULL) {
+        mu_group_abort(o->shard->group, mu_context_message(o->context)); /* others wait for its part */
+    }
     if (s == MU_OK && own != NULL) {
         s = mui_shard_collect(o, parameter_at(o, i), state, own);
     }

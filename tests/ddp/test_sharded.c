@@ -288,7 +288,7 @@ static void body_scatter(mu_group *g, int rank, int size, void *arg)
 {
     (void)arg;
     (void)size;
-    pair p = pair_new(g, 5, ADAM, NULL);
+    pair p = pair_new(g, 5, MOMENTUM, NULL);
     for (uint64_t step = 0; step < 3; step++) {
         for (int k = 0; k < MODELS; k++) {
             mu_tape_reset(p.t);
@@ -312,6 +312,7 @@ static void body_scatter(mu_group *g, int rank, int size, void *arg)
         }
         check_values(&p, "scatter");
     }
+    check_states(&p, "scatter");
     pair_free(&p);
 }
 
@@ -457,6 +458,31 @@ static void body_load(mu_group *g, int rank, int size, void *arg)
     pair_free(&p);
 }
 
+/* A load for which one rank lacks memory, anywhere on its way, leaves the state of all ranks as it was. */
+static void body_load_fails(mu_group *g, int rank, int size, void *arg)
+{
+    const files *f = arg;
+    (void)size;
+    pair p = pair_new(g, 20, f->kind, NULL);
+    train_step(&p, 20, 0);
+    train_step(&p, 20, 1);
+    mu_optimizer_load_options o = {.group = g};
+    bool done = false;
+    for (int i = 0; i < 400 && !done; i++) {
+        g->context->fail_after = rank == 1 ? i : -1;
+        mu_status s = mu_optimizer_load(p.o[SHARED], f->plain, &o);
+        g->context->fail_after = -1;
+        done = s == MU_OK;
+        CHECK(done || s == MU_ERR_NOMEM, "allocation %d: %d %s", i, (int)s, mu_context_message(g->context));
+        mu_context_clear(g->context);
+        if (!done) {
+            check_states(&p, "a load that failed");
+        }
+    }
+    CHECK(done, "it never succeeds");
+    pair_free(&p);
+}
+
 static void checkpoints(void **state)
 {
     (void)state;
@@ -475,6 +501,7 @@ static void checkpoints(void **state)
         for (int n = 1; n <= 4; n++) {
             assert_int_equal(run_threads(n, body_load, &f, NULL, true), 0);
         }
+        assert_int_equal(run_threads(2, body_load_fails, &f, NULL, true), 0);
         unlink(f.plain);
         unlink(f.shared);
     }
