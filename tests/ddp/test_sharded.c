@@ -229,7 +229,12 @@ static void body_course(mu_group *g, int rank, int size, void *arg)
         }
     }
     CHECK(mu_ddp_check(p.d[SHARED]) == MU_OK, "%s", mu_context_message(g->context));
-    CHECK(mu_optimizer_ranks(p.o[SHARED]) == size && mu_optimizer_ranks(p.o[PLAIN]) == 1, "ranks");
+    for (int k = 0; k < MODELS; k++) {
+        mu_ddp_report r = mu_ddp_get_report(p.d[k]);
+        int ranks = k == SHARED ? size : 1;
+        CHECK(mu_optimizer_ranks(p.o[k]) == ranks && r.optimizer_ranks == ranks, "ranks");
+        CHECK(r.optimizer_bytes == (int64_t)mu_optimizer_state_bytes(p.o[k]), "%d bytes of state", (int)r.optimizer_bytes);
+    }
     pair_free(&p);
 }
 
