@@ -137,7 +137,8 @@ def check(root):
                 if m and not (m.group(1) == "exit" and path == "src/base/context.c"):  # mu_die, public and optional
                     found.append(f"{path}:{n}: {m.group(1)}() in the library")
                 m = ALLOCATION.search(line)
-                if m and not path.startswith("src/base/"):
+                # mpi_smpi.c is a plug-in of the simulation, with nothing of the library in it.
+                if m and not path.startswith("src/base/") and path != "src/comm/mpi_smpi.c":
                     found.append(f"{path}:{n}: {m.group(1)}() outside base/alloc")
                 if "getenv" in line and path not in ("src/base/context.c",) and not path.startswith("src/comm/"):
                     found.append(f"{path}:{n}: getenv outside context_open and group bootstrap")

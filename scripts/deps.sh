@@ -8,8 +8,8 @@ set -eu
 
 build="gcc libc6-dev make cmake ninja-build pkg-config libdnnl-dev zlib1g-dev libdeflate-dev libturbojpeg0-dev libspng-dev
        libjansson-dev dataset-fashion-mnist"
-# Without the MPIs their plug-ins are not built, and their tests are skipped.
-mpi="libopenmpi-dev openmpi-bin libmpich-dev mpich"
+# Without the MPIs their plug-ins are not built, and their tests are skipped; SimGrid simulates one (bench/scale.py).
+mpi="libopenmpi-dev openmpi-bin libmpich-dev mpich libsimgrid-dev"
 check="libcmocka-dev g++ iproute2 binutils unzip ziptool python3 python3-numpy python3-torch python3-torchvision python3-pil $mpi"
 # Without OpenBLAS, PyTorch has the reference BLAS, which is no peer.
 bench="python3-venv libopenblas0-pthread"

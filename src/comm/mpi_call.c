@@ -336,6 +336,10 @@ mu_status mui_mpi_test(mu_request *r, bool *done)
 /* With a core for each rank, spinning for a moment is fastest; else whoever spins keeps the awaited rank from running. */
 void mui_mpi_pause(const mui_mpi *g, double waited)
 {
+    if (g->mpi->idle != NULL) {
+        g->mpi->idle(g->port);
+        return;
+    }
     if (waited < (g->oversubscribed ? CROWDED_SPIN_SECONDS : SPIN_SECONDS)) {
         return; /* asking MPI takes some time by itself */
     }

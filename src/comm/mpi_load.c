@@ -26,8 +26,9 @@ typedef struct flavour {
 static const flavour flavours[] = {
     {"openmpi", "Open MPI", {"OMPI_COMM_WORLD_SIZE", "OMPI_UNIVERSE_SIZE", "PMIX_NAMESPACE", NULL}},
     {"mpich", "MPICH", {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", NULL}},
+    {"smpi", "SMPI", {NULL}}, /* SimGrid's, see bench/scale.py: only of programs that have it loaded */
 };
-enum { FLAVOURS = sizeof(flavours) / sizeof(*flavours) };
+enum { FLAVOURS = sizeof(flavours) / sizeof(*flavours), REAL_FLAVOURS = FLAVOURS - 1 };
 
 /* -- which --------------------------------------------------------------------------------------------------------- */
 /* What the process has: FLAVOURS when it has none, -1 with an error raised when it is one that Muster does not know. */
@@ -69,7 +70,7 @@ static int choose(mu_context *c, bool lent)
 {
     const char *asked = mui_environment("MUSTER_MPI");
     int wanted = FLAVOURS, loaded = loaded_flavour(c);
-    for (int i = 0; i < FLAVOURS && asked != NULL; i++) {
+    for (int i = 0; i < REAL_FLAVOURS && asked != NULL; i++) {
         wanted = strcmp(asked, flavours[i].key) == 0 ? i : wanted;
     }
     if (loaded < 0) {
@@ -169,7 +170,7 @@ const mui_mpi_table *mui_mpi_load(mu_context *c, bool lent)
     if (chosen < 0) {
         return NULL;
     }
-    int first = chosen < FLAVOURS ? chosen : 0, last = chosen < FLAVOURS ? chosen : FLAVOURS - 1;
+    int first = chosen < FLAVOURS ? chosen : 0, last = chosen < FLAVOURS ? chosen : REAL_FLAVOURS - 1;
     for (int i = first; i <= last; i++) {
         bool found = false;
         const mui_mpi_table *table = load_flavour(c, &flavours[i], &found);

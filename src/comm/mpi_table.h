@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Changes with every change of this file. */
-#define MUI_MPI_TABLE_VERSION 1u
+#define MUI_MPI_TABLE_VERSION 2u
 #define MUI_MPI_TABLE_SYMBOL "muster_mpi_table"
 
 /* A communicator and its duplicates. */
@@ -60,6 +60,9 @@ typedef struct mui_mpi_table {
     /* A message that is here already, of at most `room` bytes; *from is -1 when there is none. */
     int (*receive)(mui_mpi_port *p, void *data, int room, int *from, int *bytes);
     int (*test)(mui_mpi_request *request, bool *done);
+    /* Waits until something has come. NULL: nothing waits in MPI, whoever waits looks again and sleeps in between, so that
+     * its patience ends. Only a simulator, which ends a program by itself when nothing can come, has it. */
+    void (*idle)(mui_mpi_port *p);
 } mui_mpi_table;
 
 /* MUI_MPI_TABLE_SYMBOL of each plug-in. */
