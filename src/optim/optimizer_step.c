@@ -176,7 +176,10 @@ mu_status mu_optimizer_step(mu_optimizer *o)
     /* The value and each state read and written, the gradient read. */
     mui_timer_stop(&timer, 0, (double)floats * (double)sizeof(float) * (3 + 2 * states));
     if (status == MU_OK && o->shard != NULL) {
+        char after[80];
         status = mui_shard_gather(o, s, now);
+        snprintf(after, sizeof(after), "after step %lld of the sharded optimiser", (long long)o->steps + 1);
+        mui_work(o->context, after); /* for those who wait for this rank somewhere else */
     }
     if (status == MU_OK) {
         o->steps++;
