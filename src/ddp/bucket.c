@@ -86,6 +86,7 @@ void mui_bucket_fill(mui_reducer *r, const mui_slice_bucket *b)
     }
     if (r->how.look && !mui_all_finite(r->slab + b->offset, b->dtype, b->elements)) {
         put(tail, b->dtype, b->count * r->words + word, bit);
+        r->launched_bad = true;
     }
     int64_t samples = (b->count + 1) * r->words;
     put(tail, b->dtype, samples, (double)(r->how.samples / SAMPLE_LOW));

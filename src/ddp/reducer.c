@@ -242,7 +242,7 @@ void mui_reducer_begin(mui_reducer *r, const mui_reduction *how, const uint8_t *
     r->group->lack = mui_reducer_lack;
     r->group->lack_user = r;
     r->launched = r->completed = 0;
-    r->abandoned = r->skipped = false;
+    r->abandoned = r->skipped = r->launched_bad = false;
     r->failed = MU_OK;
     r->ready_count = 0;
     r->total_samples = 0;
@@ -411,6 +411,16 @@ int mui_reducer_last_rank(const mui_reducer *r, double *seconds)
 int64_t mui_reducer_launched(const mui_reducer *r)
 {
     return r->launched;
+}
+
+bool mui_reducer_on_its_way(const mui_reducer *r, int64_t i)
+{
+    return r->bucket_of[i] < r->launched;
+}
+
+bool mui_reducer_launched_bad(const mui_reducer *r)
+{
+    return r->launched_bad;
 }
 
 int64_t mui_reducer_first_bad(const mui_reducer *r)

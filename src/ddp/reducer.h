@@ -113,6 +113,9 @@ const mui_bucket_times *mui_reducer_times(const mui_reducer *r); /* one for each
 int mui_reducer_last_rank(const mui_reducer *r, double *seconds);
 
 int64_t mui_reducer_launched(const mui_reducer *r); /* buckets, in this reduction so far */
+bool mui_reducer_on_its_way(const mui_reducer *r, int64_t i); /* slice i: its bucket is launched, others write to it */
+/* With `look`: this rank has launched a value that is not finite. */
+bool mui_reducer_launched_bad(const mui_reducer *r);
 /* First slice that is not finite after a reduction with `look`, -1 if none; the same on all ranks. */
 int64_t mui_reducer_first_bad(const mui_reducer *r);
 /* Whether that rank's own part of the slice's bucket was not finite. */

@@ -38,7 +38,7 @@ struct mui_reducer {
     mui_identity identity;
     int64_t launched;  /* buckets launched so far: the next one */
     int64_t completed; /* requests seen to be done; they complete in order */
-    bool abandoned, skipped;
+    bool abandoned, skipped, launched_bad;
     mu_status failed;
     int64_t total_samples;
     int64_t first_bad;

@@ -278,13 +278,13 @@ static bool loss_is_bad(const mu_ddp *d, const step *s)
  * finite either, what all ranks are told names them. */
 static mu_status judge_loss(mu_ddp *d, step *s)
 {
-    bool finite = true;
+    bool finite = !mui_reducer_launched_bad(d->reducer);
     if (!loss_is_bad(d, s)) {
         return MU_OK;
     }
     for (int64_t i = 0; finite && i < d->member_count; i++) {
         const mui_member *m = &d->members[i];
-        finite = m->parameter->grad_state == MUI_GRAD_NONE ||
+        finite = m->parameter->grad_state == MUI_GRAD_NONE || mui_reducer_on_its_way(d->reducer, i) ||
                  mui_all_finite(slice(d->store->grads, m), MU_F32, m->parameter->capacity);
     }
     if (!finite) {
