@@ -242,8 +242,8 @@ static void same_bits(void **state)
 {
     (void)state;
     for (int n = 1; n <= 4; n++) {
-        for (uint64_t seed = 1; seed <= 6; seed++) {
-            course c = {seed + 10 * (uint64_t)n, (int)((seed + (uint64_t)n) % KINDS), 12};
+        for (uint64_t seed = 1; seed <= KINDS; seed++) {
+            course c = {seed + 10 * (uint64_t)n, (int)((seed + (uint64_t)n) % KINDS), 9};
             assert_int_equal(run_threads(n, body_course, &c, NULL, true), 0);
         }
     }
