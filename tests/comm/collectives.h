@@ -16,11 +16,13 @@ static size_t type_bytes(mu_dtype t)
     return t == MU_F32 || t == MU_I32 ? 4 : 8;
 }
 
-static void fill(void *data, mu_dtype t, int64_t n, int rank, uint64_t salt)
+/* Elements from <= i < to of what a rank brings. */
+static void fill_range(void *data, mu_dtype t, int64_t from, int64_t to, int rank, uint64_t salt)
 {
-    for (int64_t i = 0; i < n; i++) {
+    static const double scales[] = {1e-3, 1e-2, 1e-1, 1, 1e1, 1e2, 1e3};
+    for (int64_t i = from; i < to; i++) {
         uint64_t bits = mix((uint64_t)rank * 1000003u + (uint64_t)i + salt * 77777u);
-        double v = (double)(int64_t)bits / 9.3e17 * pow(10.0, (double)(bits % 7) - 3.0);
+        double v = (double)(int64_t)bits / 9.3e17 * scales[bits % 7];
         bool nan = bits % 211 == 0;
         switch (t) {
         case MU_F32: ((float *)data)[i] = nan ? NAN : (float)v; break;
@@ -29,6 +31,11 @@ static void fill(void *data, mu_dtype t, int64_t n, int rank, uint64_t salt)
         default: ((int64_t *)data)[i] = (int64_t)bits; break;
         }
     }
+}
+
+static void fill(void *data, mu_dtype t, int64_t n, int rank, uint64_t salt)
+{
+    fill_range(data, t, 0, n, rank, salt);
 }
 
 /* The reference: element by element, rank after rank, written without any of the library. */
@@ -304,14 +311,16 @@ static inline void body_others(mu_group *g, int rank, int size, void *arg)
             float *whole = (float *)(void *)data;
             float *part = k % 2 == 0 ? whole + (int64_t)rank * count : (float *)(void *)second;
             all_inputs a = inputs_new(size, (size_t)count * 4 * (size_t)size);
+            /* All of this rank's, and of the others' what becomes this rank's. */
+            void *mine[16];
             for (int r = 0; r < size; r++) {
-                fill(a.in[r], MU_F32, count * size, r, k);
+                fill_range(a.in[r], MU_F32, r == rank ? 0 : rank * count, r == rank ? size * count : (rank + 1) * count, r, k);
+                mine[r] = (float *)a.in[r] + rank * count;
             }
-            reference(a.want, a.in, MU_F32, MU_MEAN, size, count * size);
+            reference(a.want, mine, MU_F32, MU_MEAN, size, count);
             memcpy(whole, a.in[rank], (size_t)(count * size) * 4);
             CHECK(mu_reduce_scatter(g, whole, part, count, MU_F32, MU_MEAN) == MU_OK, "reduce-scatter");
-            CHECK(memcmp(part, (float *)a.want + (int64_t)rank * count, (size_t)count * 4) == 0,
-                  "reduce-scatter of %lld, way %d", (long long)count, way);
+            CHECK(memcmp(part, a.want, (size_t)count * 4) == 0, "reduce-scatter of %lld, way %d", (long long)count, way);
             inputs_free(&a, size);
             CHECK(mu_barrier(g) == MU_OK, "barrier");
         }
