@@ -13,10 +13,11 @@
 /* Rows of the table of PyTorch's outcomes, and the patterns in them: one row may name several. */
 enum { TABLE_ROWS = 54, TABLE_PATTERNS = 86, MOST_ROWS = 200 };
 
-#if defined(__SANITIZE_THREAD__)
+/* Each process of a sanitized program copies its shadow memory; what processes do in their own way is in tests of comm. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define ONLY_THREADS 1
 #elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
 #define ONLY_THREADS 1
 #endif
 #endif
