@@ -61,9 +61,13 @@ int session_open(session *s, train_options *o, bool rehearsal)
     if (s->c == NULL) {
         return cli_fail(o->command, CLI_FAILED, "out of memory");
     }
+    if (o->trace != NULL) {
+        unsetenv("MUSTER_TRACE"); /* the flag counts */
+    }
     s->held = rehearsal ? open_memstream(&s->held_text, &s->held_bytes) : NULL;
     s->world = rehearsal ? mu_group_self(s->c) : mu_group_from_env(s->c);
-    if (s->world == NULL) {
+    bool traced = o->trace != NULL && !rehearsal;
+    if (s->world == NULL || (traced && mu_trace_open(s->c, s->world, o->trace, NULL) < 0)) {
         return session_close(s, CLI_FAILED, true);
     }
     s->rank = mu_group_rank(s->world);

@@ -112,9 +112,11 @@ static bool evaluate(run *r)
 {
     session *s = &r->s;
     double before = seconds_now();
+    mu_trace_begin(s->c, "evaluate");
     if (!session_evaluate(s, &r->last)) {
         return false;
     }
+    mu_trace_end(s->c);
     r->scored_step = s->state.step;
     progress_pause(&r->bar, seconds_now() - before);
     return true;
@@ -178,6 +180,9 @@ static bool train_epoch(run *r)
     while (!train_state_done(s) && r->stopped == 0) {
         float loss, lr = mu_schedule_lr(&s->schedule, train_state_schedule_step(s));
         double mean;
+        if (mu_loader_steps_left(s->loader) > 0) {
+            mu_trace_step(s->c, s->state.step + 1);
+        }
         mu_tape_reset(s->tape);
         mu_tape_set_step(s->tape, (uint64_t)s->state.step); /* dropout of a resumed run draws the same */
         if (!mu_loader_next(s->loader, s->tape, &b)) {
@@ -206,6 +211,7 @@ static bool train_epoch(run *r)
             return false;
         }
     }
+    mu_trace_step(s->c, -1);
     if (mu_context_status(s->c) < 0) {
         return false;
     }

@@ -111,6 +111,9 @@ const flag train_flags[] = {
     {"log", FLAG_TEXT, AT(log), "FILE", "write one line of JSON for each step", 0, 0, FLAG_FREE},
     {"report", FLAG_TEXT, AT(report), "FILE", "write rank 0's report of the reductions at the end, as JSON; -: print it",
      0, 0, FLAG_FREE},
+    {"trace", FLAG_TEXT, AT(trace), "FILE",
+     "write what each rank does, and when, for Perfetto; t.json becomes t.RANK.json", 0, 0,
+     FLAG_FREE},
     {"quiet", FLAG_SWITCH, AT(quiet), NULL, "print the result only", 0, 0, FLAG_FREE},
     {NULL, FLAG_END, 0, NULL, NULL, 0, 0, FLAG_FREE},
 };
@@ -381,7 +384,7 @@ int train_options_parse(train_options *o, int argc, char **argv)
     if ((code = check_restarts(o)) >= 0 || (code = check_readable(o, "resume", o->resume)) >= 0 || (code = check_writable(o, "save", o->save)) >= 0 ||
         (code = check_writable(o, "checkpoint", o->checkpoint)) >= 0 ||
         (code = check_writable(o, "log", o->log)) >= 0 ||
-        (code = check_writable(o, "report", o->report)) >= 0) {
+        (code = check_writable(o, "report", o->report)) >= 0 || (code = check_writable(o, "trace", o->trace)) >= 0) {
         return code;
     }
     fill_defaults(o);

@@ -17,7 +17,7 @@ typedef struct load_flags {
 
 typedef struct train_options {
     const char *command; /* "train" or "eval", for messages */
-    const char *model, *data, *from, *resume, *save, *checkpoint, *log, *report;
+    const char *model, *data, *from, *resume, *save, *checkpoint, *log, *report, *trace;
     const char *optimizer, *schedule;
     const char *mean_text, *std_text;
     int64_t classes, head, side, ranks, replicas, epochs, steps, batch, threads, workers, warmup, decay_every, seed, crop;

@@ -16,7 +16,8 @@ FLOOR = {"base": 0, "dev": 1, "kern": 2, "tensor": 3, "comm": 3, "tape": 4, "nn"
 # Which folder a public header speaks for. base.h and tensor.h hold the words everybody needs (status, shape, dtype):
 # any floor may include them.
 PUBLIC = {"group": "comm", "tape": "tape", "ops": "tape", "module": "nn", "layers": "nn", "data_parallel": "nn", "optim": "optim",
-          "data": "data", "ddp": "ddp", "hooks": "ddp", "reducer": "ddp", "checkpoint": "io", "profile": "base"}
+          "data": "data", "ddp": "ddp", "hooks": "ddp", "reducer": "ddp", "checkpoint": "io", "profile": "base",
+          "trace": "comm"}
 WORDS = {"base", "tensor"}
 # Foreign headers and the folders that may know them.
 FOREIGN = {"dnnl": {"kern"}, "oneapi": {"kern"}, "turbojpeg.h": {"data"}, "spng.h": {"data"}, "png.h": {"data"},

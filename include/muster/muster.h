@@ -17,5 +17,6 @@
 #include <muster/reducer.h>
 #include <muster/tape.h>
 #include <muster/tensor.h>
+#include <muster/trace.h>
 
 #endif

@@ -1,5 +1,6 @@
 /* Sequence locks over short texts, and the context's way to them. */
 #include "base/beacon.h"
+#include "base/trace.h"
 
 #include <sched.h>
 #include <string.h>
@@ -90,6 +91,9 @@ mui_place mui_go(mu_context *c, mui_stage stage, const char *path)
     mui_place before = {(mui_stage)here->stage, here->place};
     here->stage = stage;
     here->place = path;
+    if (c->trace != NULL) {
+        mui_trace_move(c, here, stage, path != NULL ? path : "");
+    }
     if (here != &c->here) {
         return before; /* a board has one writer */
     }

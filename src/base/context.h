@@ -26,6 +26,7 @@ typedef struct mui_here {
     int depth;      /* of forwards within forwards */
     int stage;
     const char *place;
+    int lane;       /* in a trace: 0, or a replica's number from 1 on */
 } mui_here;
 
 /* What a thread that runs a part of a context's step has to itself: its place, its error, its kernels. While a thread is
@@ -83,6 +84,7 @@ struct mu_context {
     bool fail_forever;         /* tests: all later ones fail too */
 
     struct mui_profile *profile; /* NULL: not asked for; see profile.h */
+    struct mui_trace *trace;     /* NULL: none is open; see trace.h */
 
     /* What kernels did, see mu_counters: engines of several threads add to them, through mui_count. */
     uint64_t layout_conversions, weight_conversions, converted_bytes, primitives, flops;

@@ -4,6 +4,7 @@
 #include "comm/local.h"
 #include "comm/mpi_group.h"
 #include "comm/shm.h"
+#include "comm/trace_env.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -107,7 +108,7 @@ static mu_group *open_here(mu_context *c, const mui_launch *m, const mu_group_op
     return make_name(c, m->by, name) == MU_OK ? mui_group_meet(c, name, m->rank, m->size, settled) : NULL;
 }
 
-mu_group *mu_group_from_env_with(mu_context *c, const mu_group_options *options)
+static mu_group *group_of_env(mu_context *c, const mu_group_options *options)
 {
     mu_group_options settled;
     if (mui_failed(c) || mui_group_settings(c, options, &settled) != MU_OK ||
@@ -127,6 +128,11 @@ mu_group *mu_group_from_env_with(mu_context *c, const mu_group_options *options)
         return open_mpi(c, &m, &settled);
     }
     return m.here ? open_here(c, &m, &settled) : refuse_far(c, &m);
+}
+
+mu_group *mu_group_from_env_with(mu_context *c, const mu_group_options *options)
+{
+    return mui_trace_from_env(c, group_of_env(c, options));
 }
 
 mu_group *mu_group_from_env(mu_context *c)

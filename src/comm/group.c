@@ -1,6 +1,7 @@
 /* The public calls: arguments are checked here, then the group's table does the work. */
 #include "comm/group.h"
 #include "base/alloc.h"
+#include "base/trace.h"
 #include "comm/reduce.h"
 
 #include <string.h>
@@ -86,6 +87,13 @@ static mu_status no_group(void)
     return MU_ERR_ARG; /* whoever failed to make the group has said why */
 }
 
+/* A collective that blocked, in the trace. */
+static mu_status traced_as(mu_group *g, const char *name, int64_t began, size_t bytes, mu_status s)
+{
+    mui_trace_ended(g->context, MUI_TRACE_COLLECTIVE, name, began, (int64_t)bytes);
+    return s;
+}
+
 /* -- collectives ------------------------------------------------------------------------------------------------- */
 mu_request *mui_all_reduce_start(mu_group *g, void *data, int64_t count, mu_dtype type, mu_reduce_op op,
                                  const mui_identity *identity)
@@ -114,7 +122,14 @@ mu_status mu_request_test(mu_request *r, bool *done)
 
 mu_status mu_request_wait(mu_request *r)
 {
-    return r != NULL ? r->group->ops->wait(r) : MU_ERR_ARG;
+    if (r == NULL) {
+        return MU_ERR_ARG;
+    }
+    mu_context *c = r->group->context;
+    int64_t traced = mui_trace_began(c);
+    mu_status s = r->group->ops->wait(r); /* frees it */
+    mui_trace_ended(c, MUI_TRACE_COLLECTIVE, "wait for a request", traced, 0);
+    return s;
 }
 
 mu_status mu_all_reduce(mu_group *g, void *data, int64_t count, mu_dtype type, mu_reduce_op op)
@@ -126,11 +141,13 @@ mu_status mu_all_reduce(mu_group *g, void *data, int64_t count, mu_dtype type, m
     if (s != MU_OK) {
         return s;
     }
+    int64_t traced = mui_trace_began(g->context);
     mu_request *r = g->ops->all_reduce_start(g, data, count, type, op, NULL);
     if (r == NULL) {
         return g->broken != MU_OK ? g->broken : MU_ERR_NOMEM;
     }
-    return g->ops->wait(r);
+    s = g->ops->wait(r);
+    return traced_as(g, "all_reduce", traced, (size_t)count * mui_reducible_bytes(type), s);
 }
 
 mu_status mu_broadcast(mu_group *g, void *data, size_t bytes, int root)
@@ -144,7 +161,8 @@ mu_status mu_broadcast(mu_group *g, void *data, size_t bytes, int root)
     if ((data == NULL && bytes > 0) || bytes > PTRDIFF_MAX) {
         return mui_fail(g->context, MU_ERR_ARG, "broadcast: no data for %zu bytes", bytes);
     }
-    return g->ops->broadcast(g, data, bytes, root);
+    int64_t traced = mui_trace_began(g->context);
+    return traced_as(g, "broadcast", traced, bytes, g->ops->broadcast(g, data, bytes, root));
 }
 
 mu_status mu_all_gather(mu_group *g, const void *in, void *out, size_t bytes)
@@ -157,7 +175,8 @@ mu_status mu_all_gather(mu_group *g, const void *in, void *out, size_t bytes)
         total > PTRDIFF_MAX) {
         return mui_fail(g->context, MU_ERR_ARG, "all-gather: no data for %zu bytes", bytes);
     }
-    return g->ops->all_gather(g, in, out, bytes);
+    int64_t traced = mui_trace_began(g->context);
+    return traced_as(g, "all_gather", traced, bytes, g->ops->all_gather(g, in, out, bytes));
 }
 
 mu_status mu_reduce_scatter(mu_group *g, const void *in, void *out, int64_t count, mu_dtype type, mu_reduce_op op)
@@ -178,10 +197,16 @@ mu_status mu_reduce_scatter(mu_group *g, const void *in, void *out, int64_t coun
     if (to != own && to < from + slice * (size_t)g->size && from < to + slice) {
         return mui_fail(g->context, MU_ERR_ARG, "reduce-scatter: out lies in `in`, but is not this rank's slice of it");
     }
-    return g->ops->reduce_scatter(g, in, out, count, type, op);
+    int64_t traced = mui_trace_began(g->context);
+    return traced_as(g, "reduce_scatter", traced, slice * (size_t)g->size,
+                     g->ops->reduce_scatter(g, in, out, count, type, op));
 }
 
 mu_status mu_barrier(mu_group *g)
 {
-    return g != NULL ? g->ops->barrier(g) : no_group();
+    if (g == NULL) {
+        return no_group();
+    }
+    int64_t traced = mui_trace_began(g->context);
+    return traced_as(g, "barrier", traced, 0, g->ops->barrier(g));
 }

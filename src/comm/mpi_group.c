@@ -1,5 +1,6 @@
 /* The table of a group over MPI, and the public ways to make one from a program's own communicator. */
 #include "comm/mpi_group.h"
+#include "comm/trace_env.h"
 #include "base/alloc.h"
 #include "comm/local.h"
 #include "dev/pages.h"
@@ -176,7 +177,7 @@ static mu_group *from_communicator(mu_context *c, const void *comm, const int *f
         mui_fail(c, MU_ERR_UNSUPPORTED, "a group from a communicator is over MPI, but its options ask for shared memory");
         return NULL;
     }
-    return mui_mpi_open(c, comm, fortran, &settled);
+    return mui_trace_from_env(c, mui_mpi_open(c, comm, fortran, &settled));
 }
 
 mu_group *mu_group_from_mpi_comm(mu_context *c, const void *comm, const mu_group_options *options)

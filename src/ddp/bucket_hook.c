@@ -1,6 +1,7 @@
 /* Communication hooks: what a hook sees of a bucket, and that all ranks come out of it together. */
 #include "base/alloc.h"
 #include "base/rng.h"
+#include "base/trace.h"
 #include "ddp/reducer_state.h"
 #include "base/beacon.h"
 #include "ddp/replica.h"
@@ -124,7 +125,9 @@ mu_status mui_reducer_run_hook(mui_reducer *r)
                  (long long)r->bucket_count);
         mui_work(r->context, text);
         r->in_hook = true;
+        int64_t traced = mui_trace_began(r->context);
         mu_status s = r->hook(r->hook_user, &b);
+        mui_trace_ended(r->context, MUI_TRACE_HOOK, r->hook_name, traced, b.elements * (int64_t)sizeof(float));
         r->in_hook = false;
         if (s != MU_OK || mui_failed(r->context)) {
             return hook_failed(r, k, s);

@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/os.h"
 #include "base/rng.h"
+#include "base/trace.h"
 #include "comm/reduce.h"
 
 #include <stdio.h>
@@ -352,6 +353,21 @@ static mu_status finish(mui_reducer *r)
     return MU_OK;
 }
 
+static void trace_buckets(const mui_reducer *r)
+{
+    for (int64_t k = 0; k < r->bucket_count; k++) {
+        const mui_bucket_times *at = &r->times[k];
+        const mui_slice_bucket *b = &r->buckets[k];
+        if (at->reduced > 0) {
+            mui_trace_add_bucket(r->context,
+                                 &(mui_trace_bucket){.who = r->name, .reduction = r->sequence, .index = k,
+                                                     .bytes = (int64_t)((b->elements + b->tail) * mu_dtype_bytes(b->dtype)),
+                                                     .ready = at->ready, .launched = at->launched,
+                                                     .reduced = at->reduced});
+        }
+    }
+}
+
 mu_status mui_reducer_wait(mui_reducer *r)
 {
     for (; r->completed < r->launched; r->completed++) {
@@ -361,6 +377,9 @@ mu_status mui_reducer_wait(mui_reducer *r)
             note_result(r, mu_request_wait(q));
             r->times[r->completed].reduced = mui_now();
         }
+    }
+    if (r->context->trace != NULL) {
+        trace_buckets(r);
     }
     mu_status s = r->failed != MU_OK ? r->failed : r->skipped ? MU_SKIPPED : finish(r);
     r->sequence++;

@@ -4,12 +4,16 @@
 #include "base/os.h"
 #include "base/profile.h"
 #include "base/rng.h"
+#include "base/trace.h"
 #include "ddp/replica.h"
 
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+/* Nanoseconds: a trace shows what a reduction took of backward from here on. */
+enum { PROGRESS_SEEN = 20000 };
 
 typedef struct step {
     mu_tape *tape;
@@ -185,7 +189,11 @@ static void became_ready(void *user, mu_parameter *p)
     if (i >= 0) {
         mui_timer timer;
         mui_timer_start(&timer, d->context, MUI_KIND_ALL_REDUCE);
+        int64_t traced = mui_trace_began(d->context);
         mui_reducer_ready(d->reducer, i, p->grad_state != MUI_GRAD_NONE);
+        if (d->context->trace != NULL && mui_trace_now() - traced > PROGRESS_SEEN) {
+            mui_trace_ended(d->context, MUI_TRACE_PROGRESS, "reduction", traced, 0);
+        }
         mui_timer_stop(&timer, 0, 0);
     }
 }
@@ -454,6 +462,7 @@ static mu_status reduce(mu_ddp *d, step *s)
     run_backward(d, s);
     mui_timer timer;
     mui_timer_start(&timer, d->context, MUI_KIND_ALL_REDUCE_WAIT);
+    int64_t traced = mui_trace_began(d->context);
     double local = mui_now();
     d->buckets_early = mui_reducer_launched(d->reducer);
     mui_reducer_launch_rest(d->reducer);
@@ -463,6 +472,7 @@ static mu_status reduce(mu_ddp *d, step *s)
     mu_status reduced = mui_reducer_wait(d->reducer);
     mu_status averaged = mui_ddp_buffers_finish(d, &buffers);
     d->wait_seconds = mui_now() - local;
+    mui_trace_ended(d->context, MUI_TRACE_WAIT, "wait for gradients", traced, 0);
     mui_timer_stop(&timer, 0, 0);
     mui_ddp_work(d, NULL);
     if (reduced == MU_OK) {

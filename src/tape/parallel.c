@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/os.h"
 #include "base/rng.h"
+#include "base/trace.h"
 
 #include <string.h>
 
@@ -148,6 +149,9 @@ static void run_bound(void *user, int i)
     mui_bound *before = mui_bind(&r->bound);
     mui_engine_enter(r->tape->engine);
     j->fn(j->frame, i);
+    if (j->frame->context->trace != NULL) {
+        mui_trace_settle(j->frame->context);
+    }
     mui_bind(before);
 }
 
@@ -158,6 +162,7 @@ mu_status mui_frame_run(mui_frame *f, mui_team_fn fn, const char *path)
         mui_bound *b = &f->replicas[i].bound;
         b->context = c;
         b->here = *mui_here_of(c);
+        b->here.lane = i + 1;
         b->status = MU_OK;
         b->engine = f->replicas[i].tape->engine;
     }

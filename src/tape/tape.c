@@ -2,6 +2,7 @@
  * (mark.c, backward.c). */
 #include "tape/tape_state.h"
 #include "base/alloc.h"
+#include "base/trace.h"
 #include "kern/bf16.h"
 
 #include <stdio.h>
@@ -13,6 +14,9 @@ static void destroy(void *object)
     mu_context *c = t->context;
     t->segment = NULL;
     mu_tape_reset(t);
+    if (c->trace != NULL) {
+        mui_trace_tape_gone(c, t);
+    }
     mui_arena_free(&t->arena);
     mui_free(c, t->nodes);
     mui_free(c, t->regions);
@@ -94,6 +98,9 @@ void mu_tape_reset(mu_tape *t)
     for (mu_tensor *x = t->tensors; x != NULL; x = x->next) {
         mui_storage_release(x->storage);
         mui_storage_release(x->grad_storage);
+    }
+    if (t->context->trace != NULL && !t->replica && !t->options.no_grad) {
+        mui_trace_tape(t->context, t, t->node_count > 0);
     }
     t->node_count = 0;
     t->segment_count = t->made_count = t->memory_count = 0;

@@ -97,7 +97,7 @@ enum { NETWORKS = sizeof(networks) / sizeof(networks[0]) };
 
 typedef struct job {
     const network *net;
-    bool adam, no_winograd;
+    bool adam, no_winograd, traced;
     mu_kernel_choice kernels;
     pthread_barrier_t *together; /* NULL: alone */
 } job;
@@ -199,6 +199,13 @@ static void *rank_of(void *p)
         .log_level = MU_LOG_QUIET, .kernels = j->kernels, .no_winograd = j->no_winograd, .threads = 1});
     mu_group *g = r->world != NULL ? mu_group_threads(c, r->world, r->rank) : NULL;
     CHECK(r->world == NULL || g != NULL, "join: %s", mu_context_message(c));
+    char file[64] = "";
+    if (j->traced) { /* records beside, into a file that is gone at once */
+        snprintf(file, sizeof(file), "/tmp/muster-steady-%d.%d", (int)getpid(), r->rank);
+        CHECK(mu_trace_open(c, g, file, &(mu_trace_options){.flush_seconds = 0.001}) == MU_OK, "%s", mu_context_message(c));
+        snprintf(file, sizeof(file), "/tmp/muster-steady-%d.%d.%d", (int)getpid(), r->rank, r->rank);
+        CHECK(unlink(file) == 0, "%s", file);
+    }
     train(c, g, j);
     CHECK(mu_context_status(c) == MU_OK, "%s", mu_context_message(c));
     mu_context_close(c);
@@ -228,7 +235,7 @@ static void steps_repeat_no_work(void **state)
 {
     (void)state;
     for (int i = 0; i < 2 * NETWORKS; i++) {
-        job j = {.net = &networks[i / 2], .adam = i % 2 != 0, .no_winograd = i % 2 == 0};
+        job j = {.net = &networks[i / 2], .adam = i % 2 != 0, .no_winograd = i % 2 == 0, .traced = i % 4 == 0};
         rank_of(&(rank_job){.arg = &j});
         with_ranks(&j);
         assert_int_equal(failures, 0);
@@ -248,7 +255,7 @@ static void malloc_is_never_called(void **state)
     assert_true(calls > none);
 #endif
     for (int i = NETWORKS - 2; i < NETWORKS; i++) {
-        job j = {.net = &networks[i], .adam = i % 2 != 0, .kernels = MU_KERNELS_REFERENCE};
+        job j = {.net = &networks[i], .adam = i % 2 != 0, .kernels = MU_KERNELS_REFERENCE, .traced = true};
         int64_t before = calls;
         rank_of(&(rank_job){.arg = &j});
         with_ranks(&j);
