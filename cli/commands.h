@@ -21,6 +21,7 @@ int cmd_convert(int argc, char **argv);
 int cmd_diff(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_names(int argc, char **argv);
+int cmd_trace_merge(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_plan(int argc, char **argv);
 int cmd_version(int argc, char **argv);

@@ -25,11 +25,13 @@ static void print_help(const char *command, const char *about, const flag *table
     for (const flag *f = table; f->kind != FLAG_END; f++) {
         if (f->kind == FLAG_FILE) {
             printf(" %s", f->name);
+        } else if (f->kind == FLAG_WORDS) {
+            printf(" %s...", f->name);
         }
     }
     printf(" [OPTION...]\n%s\n\n", about);
     for (const flag *f = table; f->kind != FLAG_END; f++) {
-        if (f->kind == FLAG_FILE) {
+        if (f->kind == FLAG_FILE || f->kind == FLAG_WORDS) {
             continue;
         }
         char left[64];
@@ -114,6 +116,7 @@ static int set(const char *command, const flag *f, void *out, const char *text)
         return -1;
     }
     case FLAG_FILE: *(const char **)field = text; return -1;
+    case FLAG_WORDS:
     case FLAG_END: break;
     }
     return cli_fail(command, CLI_FAILED, "a broken flag table");
@@ -123,7 +126,7 @@ static int set(const char *command, const flag *f, void *out, const char *text)
 static int set_files(const char *command, const flag *table, void *out, int argc, char **argv)
 {
     for (const flag *f = table; f->kind != FLAG_END; f++) {
-        if (f->kind != FLAG_FILE) {
+        if (f->kind != FLAG_FILE && f->kind != FLAG_WORDS) {
             continue;
         }
         if (optind == argc) {
@@ -131,6 +134,10 @@ static int set_files(const char *command, const flag *table, void *out, int argc
         }
         if (argv[optind][0] == '\0') {
             return cli_usage_error(command, "%s is an empty text", f->name);
+        }
+        if (f->kind == FLAG_WORDS) {
+            *(flag_words *)(void *)((char *)out + f->offset) = (flag_words){argv + optind, argc - optind};
+            return -1;
         }
         set(command, f, out, argv[optind++]);
     }
@@ -142,23 +149,24 @@ static int set_files(const char *command, const flag *table, void *out, int argc
 
 int flags_parse(const char *command, const char *about, const flag *table, void *out, int argc, char **argv)
 {
-    int n = count_flags(table);
+    int n = count_flags(table), output = -1;
     struct option longs[FLAG_MAX + 2];
     if (n > FLAG_MAX) {
         return cli_fail(command, CLI_FAILED, "a broken flag table");
     }
     memset(longs, 0, sizeof(longs));
     for (int i = 0; i < n; i++) {
-        longs[i].name = table[i].kind == FLAG_FILE ? "" : table[i].name; /* getopt matches no word with it */
+        longs[i].name = table[i].kind == FLAG_FILE || table[i].kind == FLAG_WORDS ? "" : table[i].name; /* getopt matches no word with it */
         longs[i].has_arg = table[i].kind == FLAG_SWITCH ? no_argument : required_argument;
         longs[i].val = 256 + i;
+        output = strcmp(longs[i].name, "output") == 0 ? i : output;
     }
     longs[n].name = "help";
     longs[n].val = 'h';
     opterr = 0;
     optind = 1;
     int found;
-    while ((found = getopt_long(argc, argv, ":h", longs, NULL)) != -1) {
+    while ((found = getopt_long(argc, argv, output >= 0 ? ":ho:" : ":h", longs, NULL)) != -1) {
         if (found == 'h') {
             print_help(command, about, table);
             return CLI_OK;
@@ -173,7 +181,7 @@ int flags_parse(const char *command, const char *about, const flag *table, void 
             }
             return cli_usage_error(command, "unknown or ambiguous option '%s'", word);
         }
-        int code = set(command, &table[found - 256], out, optarg);
+        int code = set(command, &table[found == 'o' ? output : found - 256], out, optarg);
         if (code >= 0) {
             return code;
         }
@@ -204,6 +212,7 @@ void flags_value(const flag *f, const void *options, char *text, size_t size)
         }
         break;
     }
+    case FLAG_WORDS:
     case FLAG_END: break;
     }
 }

@@ -16,6 +16,7 @@ typedef enum flag_kind {
     FLAG_LIST,   /* flag_list: may be given several times */
     FLAG_CHOICE, /* const char *, one of `choices`, separated by '|' */
     FLAG_FILE,   /* const char *: a word that is no flag, shown as `name` */
+    FLAG_WORDS,  /* flag_words: all words that are no flags, at least one; the only row of its kind, and no FLAG_FILE */
     FLAG_END
 } flag_kind;
 
@@ -28,8 +29,14 @@ typedef struct flag_list {
     int count;
 } flag_list;
 
+/* As many as there are: they stay in argv. */
+typedef struct flag_words {
+    char **item;
+    int count;
+} flag_words;
+
 typedef struct flag {
-    const char *name; /* without dashes */
+    const char *name; /* without dashes; "output" may be given as -o, too */
     flag_kind kind;
     size_t offset;    /* of its field in the options struct */
     const char *arg;  /* word for the argument in --help; choices for FLAG_CHOICE */

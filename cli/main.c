@@ -20,6 +20,7 @@ static const struct command {
     {"diff", "compare the tensors of two checkpoints", cmd_diff},
     {"verify", "read all of a checkpoint and say whether it is whole", cmd_verify},
     {"names", "tell which parameters the indices in PyTorch's DDP message mean", cmd_names},
+    {"trace-merge", "put traces of several ranks together, and say what they show", cmd_trace_merge},
     {"bench", "measure training steps, reductions, loading, or this machine", cmd_bench},
     {"plan", "predict a step's time on many ranks from the report of a few", cmd_plan},
     {"version", "print the version", cmd_version},
@@ -68,7 +69,7 @@ static void print_usage(FILE *out)
 {
     fprintf(out, "usage: muster COMMAND [OPTION...]\n\n");
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-        fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].what);
+        fprintf(out, "  %-11s %s\n", commands[i].name, commands[i].what);
     }
     fprintf(out, "\n'muster COMMAND --help' lists a command's options; 'man muster' has everything.\n"
                  "Exit codes: 0 done, 1 failed while running, 2 bad flags or input (nothing was done).\n");

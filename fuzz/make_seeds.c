@@ -1,4 +1,5 @@
-/* Writes good IDX files and images into FOLDER/idx and FOLDER/image, in the form fuzz_idx and fuzz_image take. */
+/* Writes good IDX files, images and traces into FOLDER/idx, FOLDER/image and FOLDER/trace, in the form that fuzz_idx,
+ * fuzz_image and fuzz_trace take. */
 #define _GNU_SOURCE
 #include "data/data_files.h"
 
@@ -67,6 +68,26 @@ static void image_seeds(const char *path)
     free(p);
 }
 
+static void trace_seeds(void)
+{
+    static const char *const seeds[] = {
+        "[\n{\"ph\":\"M\",\"pid\":1,\"tid\":0,\"name\":\"muster_trace\",\"args\":{\"version\":1,\"rank\":1,\"ranks\":2,"
+        "\"run\":\"a\",\"offset_ns\":-5000000100,\"offset_error_ns\":900}},\n"
+        "{\"ph\":\"X\",\"pid\":1,\"ts\":78821601385.591,\"cat\":\"backward\",\"tid\":0,\"dur\":191.930,\"name\":\"backward\"},\n"
+        "{\"ph\":\"b\",\"pid\":1,\"ts\":78821601400.1,\"cat\":\"all_reduce\",\"tid\":0,\"id\":\"1.1\",\"name\":\"r\",\"args\":"
+        "{\"ddp\":\"n\",\"reduction\":1,\"bucket\":0,\"bytes\":8}},\n"
+        "{\"ph\":\"e\",\"pid\":1,\"ts\":78821601700.1,\"cat\":\"all_reduce\",\"tid\":0,\"id\":\"1.1\",\"name\":\"r\"},\n"
+        "{\"ph\":\"M\",\"pid\":1,\"tid\":0,\"name\":\"muster_dropped\",\"args\":{\"events\":3}}\n]\n",
+        "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"X\",\"pid\":2,\"ts\":-1e3,\"dur\":2,\"args\":{\"ts\":[1,{}]}},"
+        "{\"ph\":\"i\",\"ts\":5.25,\"pid\":\"x\"}],\"n\":[\"\\\"\"]}",
+    };
+    for (int i = 0; i < 2; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "trace/%d.json", i);
+        write_bytes(in_dir(root, name), (const uint8_t *)seeds[i], strlen(seeds[i]));
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -78,8 +99,10 @@ int main(int argc, char **argv)
     mkdir(root, 0700);
     mkdir(in_dir(root, "idx"), 0700);
     mkdir(in_dir(root, "image"), 0700);
+    mkdir(in_dir(root, "trace"), 0700);
     char path[512];
     snprintf(path, sizeof(path), "%s/next", root);
+    trace_seeds();
     idx_seeds(path);
     image_seeds(path);
     return 0;

@@ -3,7 +3,7 @@ _muster()
 {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W "train eval run inspect diff verify names convert bench plan version help" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "train eval run inspect diff verify names convert trace-merge bench plan version help" -- "$cur")
         return
     fi
     local command=("${COMP_WORDS[1]}")

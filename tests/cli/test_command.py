@@ -10,7 +10,7 @@ import torch
 
 from cli_lib import MUSTER, Work, differences, make_data
 
-COMMANDS = ["train", "eval", "run", "inspect", "diff", "verify", "names", "plan", "bench"]
+COMMANDS = ["train", "eval", "run", "inspect", "diff", "verify", "names", "plan", "trace-merge", "bench"]
 BENCH_PARTS = ["step", "allreduce", "load", "machine"]
 
 
@@ -29,7 +29,7 @@ def help_texts():
         with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/muster.1"),
                   encoding="utf-8") as f:
             page = f.read().replace("\\-", "-")
-        for c in ["train", "eval", "inspect", "diff", "verify", "names", "plan"] + ["bench " + part for part in BENCH_PARTS]:
+        for c in ["train", "eval", "inspect", "diff", "verify", "names", "plan", "trace-merge"] + ["bench " + part for part in BENCH_PARTS]:
             for flag in set(re.findall(r"^  (--[a-z-]+)", w.ok(*c.split(), "--help"), re.M)) - {"--help"}:
                 assert flag in page, f"{flag} of {c} is not in docs/muster.1"
     print("help, version, man page")
@@ -414,7 +414,7 @@ def ranks():
 def install_completion():
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/completion.bash")
     path = os.path.dirname(os.path.abspath(MUSTER)) + ":" + os.environ["PATH"]
-    for words, expected in (("muster tr", "train"), ("muster bench st", "step"), ("muster bench step --cifar", "--cifar-stem"),
+    for words, expected in (("muster trai", "train"), ("muster bench st", "step"), ("muster bench step --cifar", "--cifar-stem"),
                             ("muster eval --bf", "--bf16")):
         done = subprocess.run(["bash", "-c", f". {script}; COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; _muster; "
                                "echo ${COMPREPLY[*]}"], stdout=subprocess.PIPE, text=True, check=True,

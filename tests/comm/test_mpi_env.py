@@ -1,10 +1,12 @@
 #!/usr/bin/python3
 """Groups over MPI from outside: which engine and which MPI, and how a rank that fails or leaves ends the others.
 test_mpi_env.py NAME MPIRUN FROM_ENV MUSTER PLUGINS, with NAME openmpi or mpich"""
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 NAME, MPIRUN, FROM_ENV, MUSTER, PLUGINS = sys.argv[1:6]
@@ -52,6 +54,35 @@ def test_leaver_and_death():
     assert re.search(r"rank 1 \(after \d+ calls\) closed the group while rank [02] waits at a barrier", done.stderr), done
     done = mpirun(3, FROM_ENV, "die", MUSTER_GROUP="mpi")
     assert done.returncode != 0 and done.seconds < 20, done
+
+
+def head_of(path):
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)[0]["args"]
+
+
+def test_trace_clocks():
+    """Two ranks on one clock know it; in a time namespace that is 1,000 s ahead, the offset is measured."""
+    with tempfile.TemporaryDirectory() as d:
+        env = {"MUSTER_GROUP": "mpi", "MUSTER_TRACE": os.path.join(d, "t.json")}
+        done = mpirun(2, FROM_ENV, **env)
+        assert done.returncode == 0, done
+        heads = [head_of(os.path.join(d, f"t.{r}.json")) for r in range(2)]
+        assert heads[0]["run"] == heads[1]["run"] and heads[0]["clock"] == heads[1]["clock"], heads
+        assert [h["offset_ns"] for h in heads] == [0, 0] == [h["offset_error_ns"] for h in heads], heads
+        ahead = ["unshare", "-T", "--monotonic", "1000", "--fork"]
+        if subprocess.run(ahead + ["true"], stderr=subprocess.DEVNULL).returncode != 0:
+            print("no time namespaces here (root, Linux 5.6): offsets between clocks are not tested")
+            return
+        done = mpirun(1, FROM_ENV, ":", "-n", "1", *ahead, FROM_ENV, **env)
+        assert done.returncode == 0, done
+        heads = [head_of(os.path.join(d, f"t.{r}.json")) for r in range(2)]
+        assert heads[0]["clock"] != heads[1]["clock"] and heads[0]["offset_ns"] == 0, heads
+        error = heads[1]["offset_error_ns"]
+        assert 0 < error < 500e6 and abs(heads[1]["offset_ns"] + 1000 * 10**9) <= error, heads
+        # One rank that does not know of it.
+        done = mpirun(1, FROM_ENV, ":", "-n", "1", "env", "-u", "MUSTER_TRACE", FROM_ENV, **env)
+        assert done.returncode != 0 and "opening a trace" in done.stderr, done
 
 
 if __name__ == "__main__":
