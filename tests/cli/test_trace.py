@@ -158,7 +158,7 @@ def made_up(rank, seed, offset):
                 events.append({"ph": ph, "pid": rank, "ts": ts / 1000, "cat": "all_reduce", "tid": 0, "id": f"{rank}.{number}",
                                "name": "x", **({"args": args} if ph == "b" else {})})
             now = max(now, b)
-        events.append({"ph": "X", "pid": rank, "ts": now / 1000, "dur": 1.5, "cat": "wait", "tid": 0, "name": "\"ts\":9 { ["})
+        events.append({"ph": "X", "pid": rank, "ts": now / 1000, "dur": 1.5, "cat": "wait", "tid": 0, "name": "\"ts\":9 { [ \" }"})
     return events
 
 
@@ -191,6 +191,10 @@ def merge():
         assert abs(summary["ranks"][1]["offset_error"] - 5e-7) < 1e-12
         again = json.loads(w.ok("trace-merge", "all.json", "-o", "again.json", "--json"))
         assert again == summary and read(w.path_of("again.json")) == merged
+        # Nanoseconds that a double of microseconds has no room for: a clock of a host that runs for years.
+        write("years.json", json.dumps([head(1, offset_ns=7)])[:-1] + ',{"ph":"i","pid":1,"ts":90071992547410.005}]')
+        w.ok("trace-merge", "years.json", "-o", "moved.json")
+        assert read(w.path_of("moved.json"))["traceEvents"][1]["ts"] == Decimal("90071992547410.012")
         # Cut anywhere, the events up to there are taken.
         lines = "[\n" + ",\n".join(json.dumps(e) for e in made[1]) + "\n]\n"
         for cut in list(range(300, 900, 7)) + [len(lines) - 2, len(lines) - 3]:
