@@ -20,8 +20,8 @@ static char folder[] = "/tmp/muster-trace-XXXXXX";
 
 static const char *in_folder(const char *name)
 {
-    static char paths[4][128];
-    static int next;
+    static _Thread_local char paths[4][128]; /* ranks are threads */
+    static _Thread_local int next;
     char *path = paths[next++ % 4];
     snprintf(path, sizeof(paths[0]), "%s/%s", folder, name);
     return path;
