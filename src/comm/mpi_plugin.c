@@ -4,6 +4,7 @@
  * MPI is a thing of the process, not of a context: whether Muster has initialised it, and how many groups use it, is
  * kept here, in the only mutable globals there are. They are atomic, and MPI itself is called by one thread at a time
  * only, as its level of thread support wants. */
+#define _DEFAULT_SOURCE /* on_exit */
 #include "comm/mpi_table.h"
 
 #include <mpi.h>
@@ -45,13 +46,19 @@ static void error_text(int code, char *out, size_t size)
 }
 
 /* At exit, of an MPI that Muster has initialised. A group that is open or broken leaves operations without an end, for
- * which MPI_Finalize may wait for ever; the launcher ends the other processes then. */
-static void finalize(void)
+ * which MPI_Finalize may wait for ever; the launcher ends the other processes then. MPICH's takes over the status of who
+ * left first, so a rank that was the one to leave and whose program ends as if all were well must not be taken for that. */
+static void finalize(int status, void *unused)
 {
     int finalized = 0;
-    if (MPI_Finalized(&finalized) == MPI_SUCCESS && !finalized &&
-        __atomic_load_n(&open_ports, __ATOMIC_ACQUIRE) == 0 && __atomic_load_n(&broken_ports, __ATOMIC_ACQUIRE) == 0) {
+    (void)unused;
+    if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized) {
+        return;
+    }
+    if (__atomic_load_n(&open_ports, __ATOMIC_ACQUIRE) == 0 && __atomic_load_n(&broken_ports, __ATOMIC_ACQUIRE) == 0) {
         MPI_Finalize();
+    } else if (status == 0) {
+        MPI_Abort(MPI_COMM_WORLD, 1);
     }
 }
 
@@ -104,8 +111,8 @@ static bool start(char *why, size_t size)
             snprintf(why, size, "MPI_Init_thread failed");
             return false;
         }
-        if (atexit(finalize) != 0) {
-            snprintf(why, size, "atexit refuses the function that finalises MPI");
+        if (on_exit(finalize, NULL) != 0) {
+            snprintf(why, size, "on_exit refuses the function that finalises MPI");
             return false;
         }
     }
