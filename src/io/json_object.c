@@ -27,26 +27,14 @@ static mu_status expected(const mui_json *j, const char *wanted)
 /* One past the value that begins at `at`: a string, a group in brackets, or all up to a comma or bracket. */
 static size_t value_end(const mui_json *j)
 {
-    size_t depth = 0;
-    bool in_string = false;
+    mui_json_scan scan = {0};
     for (size_t i = j->at; i < j->bytes; i++) {
         char c = j->text[i];
-        if (in_string) {
-            i += c == '\\';
-            in_string = c != '"';
-            if (!in_string && depth == 0) {
-                return i + 1;
-            }
-        } else if (c == '"') {
-            in_string = true;
-        } else if (c == '{' || c == '[') {
-            depth++;
-        } else if (c == '}' || c == ']') {
-            if (depth <= 1) {
-                return depth == 0 ? i : i + 1;
-            }
-            depth--;
-        } else if (c == ',' && depth == 0) {
+        mui_json_byte b = mui_json_scan_next(&scan, c);
+        if (b == MUI_JSON_LAST) {
+            return i + 1;
+        }
+        if (b == MUI_JSON_BEYOND || (b == MUI_JSON_BARE && c == ',')) {
             return i;
         }
     }

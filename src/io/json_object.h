@@ -12,6 +12,42 @@
 /* The longest value that is parsed into memory; jansson takes at most about 60 bytes for each. */
 #define MUI_JSON_MAX_VALUE ((size_t)1 << 20)
 
+/* Where a value ends, byte after byte from its first: a string at its quote, a group at its bracket. */
+typedef struct mui_json_scan {
+    size_t depth;
+    bool in_string, escaped;
+} mui_json_scan;
+
+typedef enum mui_json_byte {
+    MUI_JSON_WITHIN, /* more of the value follows */
+    MUI_JSON_LAST,   /* the value's last byte */
+    MUI_JSON_BEYOND, /* the bracket around the value: it has ended before */
+    MUI_JSON_BARE    /* of a number or word, or what comes after it: the caller knows its separators */
+} mui_json_byte;
+
+static inline mui_json_byte mui_json_scan_next(mui_json_scan *s, int c)
+{
+    if (s->escaped) {
+        s->escaped = false;
+    } else if (s->in_string) {
+        s->escaped = c == '\\';
+        s->in_string = c != '"';
+        return s->in_string || s->depth > 0 ? MUI_JSON_WITHIN : MUI_JSON_LAST;
+    } else if (c == '"') {
+        s->in_string = true;
+    } else if (c == '{' || c == '[') {
+        s->depth++;
+    } else if (c == '}' || c == ']') {
+        if (s->depth == 0) {
+            return MUI_JSON_BEYOND;
+        }
+        return --s->depth == 0 ? MUI_JSON_LAST : MUI_JSON_WITHIN;
+    } else if (s->depth == 0) {
+        return MUI_JSON_BARE;
+    }
+    return MUI_JSON_WITHIN;
+}
+
 typedef struct mui_json {
     mu_context *context;
     const char *path, *what; /* for messages: "the header" */

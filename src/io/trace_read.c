@@ -3,6 +3,7 @@
 #include "io/trace_read.h"
 #include "base/alloc.h"
 #include "base/os.h"
+#include "io/json_object.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -76,10 +77,15 @@ static int byte_at(mui_trace_reader *r, size_t n, mu_status *s)
     return r->to - r->from > n && *s == MU_OK ? (unsigned char)r->buffer[r->from + n] : NONE;
 }
 
+static bool is_space(int c)
+{
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
 static int next_byte(mui_trace_reader *r, mu_status *s)
 {
     int c = byte_at(r, 0, s);
-    while (c == ' ' || c == '\t' || c == '\r' || c == '\n') {
+    while (is_space(c)) {
         skip(r, 1);
         c = byte_at(r, 0, s);
     }
@@ -98,29 +104,17 @@ static mu_status expected(mui_trace_reader *r, int c, const char *wanted)
  * file ends within it. */
 static size_t value_length(mui_trace_reader *r, mu_status *s)
 {
-    size_t depth = 0;
-    bool in_string = false;
+    mui_json_scan scan = {0};
     for (size_t i = 0; i <= MUI_TRACE_MAX_EVENT; i++) {
         int c = byte_at(r, i, s);
         if (c == NONE) {
             return 0;
         }
-        if (in_string) {
-            i += c == '\\';
-            in_string = c != '"';
-            if (!in_string && depth == 0) {
-                return i + 1;
-            }
-        } else if (c == '"') {
-            in_string = true;
-        } else if (c == '{' || c == '[') {
-            depth++;
-        } else if (c == '}' || c == ']') {
-            if (depth <= 1) {
-                return depth == 0 ? i : i + 1;
-            }
-            depth--;
-        } else if (depth == 0 && (c == ',' || c == ':' || c == ' ' || c == '\n' || c == '\r' || c == '\t')) {
+        mui_json_byte b = mui_json_scan_next(&scan, c);
+        if (b == MUI_JSON_LAST) {
+            return i + 1;
+        }
+        if (b == MUI_JSON_BEYOND || (b == MUI_JSON_BARE && (c == ',' || c == ':' || is_space(c)))) {
             return i;
         }
     }
@@ -137,6 +131,17 @@ static json_t *parse(mui_trace_reader *r, size_t n, const char *what, mu_status 
     } else if (v == NULL) {
         *s = BAD(r, "%s: no valid JSON at byte %llu, in %s: %s", r->path,
                  (unsigned long long)(r->at + (e.position > 0 ? (uint64_t)e.position : 0)), what, e.text);
+    }
+    return v;
+}
+
+/* The value that begins here, passed over; NULL when the file ends within it, or with an error. */
+static json_t *take(mui_trace_reader *r, const char *what, mu_status *s)
+{
+    size_t n = value_length(r, s);
+    json_t *v = n > 0 ? parse(r, n, what, s) : NULL;
+    if (v != NULL) {
+        skip(r, n);
     }
     return v;
 }
@@ -158,14 +163,12 @@ static bool next_member(mui_trace_reader *r, bool *is_events, mu_status *s)
         *s = expected(r, c, "a name in quotes");
         return false;
     }
-    size_t n = value_length(r, s);
-    json_t *name = n > 0 ? parse(r, n, "a name", s) : NULL;
+    json_t *name = take(r, "a name", s);
     if (name == NULL) {
         return false;
     }
     *is_events = json_string_value(name) != NULL && strcmp(json_string_value(name), "traceEvents") == 0;
     json_decref(name);
-    skip(r, n);
     c = next_byte(r, s);
     if (c != ':' && c != NONE) {
         *s = expected(r, c, "':'");
@@ -187,13 +190,11 @@ static bool walk_object(mui_trace_reader *r, mu_status *s)
             }
             return true;
         }
-        size_t n = value_length(r, s);
-        json_t *v = n > 0 ? parse(r, n, "a value", s) : NULL;
+        json_t *v = take(r, "a value", s);
         if (v == NULL) {
             return false;
         }
         json_decref(v);
-        skip(r, n);
     }
     return false;
 }
