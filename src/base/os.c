@@ -2,10 +2,12 @@
 #define _GNU_SOURCE
 #include "base/os.h"
 #include "base/alloc.h"
+#include "base/rng.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -16,6 +18,20 @@ double mui_now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+uint64_t mui_kernel_hash(void)
+{
+    char text[256] = "";
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    bool known = f != NULL && fgets(text, sizeof(text), f) != NULL;
+    if (f != NULL) {
+        fclose(f);
+    }
+    if (!known && gethostname(text, sizeof(text) - 1) != 0) {
+        text[0] = '\0';
+    }
+    return mui_hash_string(MUI_HASH_START, text);
 }
 
 int mui_cores(void)

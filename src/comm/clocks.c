@@ -4,27 +4,19 @@
 #define _GNU_SOURCE
 #include "comm/clocks.h"
 #include "base/alloc.h"
+#include "base/os.h"
 #include "base/rng.h"
 
-#include <stdio.h>
 #include <unistd.h>
 
 enum { ROUNDS = 40 };
 
 uint64_t mui_clock_id(void)
 {
-    char text[256] = "", space[64] = "";
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
-    bool known = f != NULL && fgets(text, sizeof(text), f) != NULL;
-    if (f != NULL) {
-        fclose(f);
-    }
-    if (!known && gethostname(text, sizeof(text) - 1) != 0) {
-        text[0] = '\0';
-    }
+    char space[64] = "";
     ssize_t n = readlink("/proc/self/ns/time", space, sizeof(space) - 1);
     space[n > 0 ? n : 0] = '\0';
-    return mui_hash_string(mui_hash_string(MUI_HASH_START, text), space);
+    return mui_hash_string(mui_kernel_hash(), space);
 }
 
 void mui_clock_unknown(mui_clock_bounds *b)

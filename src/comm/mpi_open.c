@@ -1,5 +1,5 @@
 /* Opening a group over MPI: its channels, whether all ranks run one version of Muster, and how their clocks differ. */
-#define _GNU_SOURCE /* gethostname, sched_getaffinity */
+#define _GNU_SOURCE /* sched_getaffinity */
 #include "base/alloc.h"
 #include "base/os.h"
 #include "base/rng.h"
@@ -8,9 +8,7 @@
 #include "dev/pages.h"
 
 #include <sched.h>
-#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #define HELLO_MAGIC 0x4d55534d50493031u
 
@@ -20,21 +18,6 @@ typedef struct hello {
     uint64_t cores; /* and where cores are */
     double now;
 } hello;
-
-/* Ranks that one kernel runs share its clock. */
-static uint64_t host_hash(void)
-{
-    char text[256] = "";
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
-    bool known = f != NULL && fgets(text, sizeof(text), f) != NULL;
-    if (f != NULL) {
-        fclose(f);
-    }
-    if (!known && gethostname(text, sizeof(text) - 1) != 0) {
-        text[0] = '\0';
-    }
-    return mui_hash_string(MUI_HASH_START, text);
-}
 
 /* Ranks that may run on the same cores share them. */
 static uint64_t cores_hash(uint64_t host)
@@ -93,7 +76,7 @@ static mu_status exchange(mui_mpi *g, const hello *own, hello *all)
 
 static mu_status compare(mui_mpi *g, hello *all)
 {
-    hello own = {.magic = HELLO_MAGIC, .header_bytes = sizeof(mui_mpi_header), .host = host_hash()};
+    hello own = {.magic = HELLO_MAGIC, .header_bytes = sizeof(mui_mpi_header), .host = mui_kernel_hash()};
     own.cores = cores_hash(own.host);
     mu_status s = exchange(g, &own, all);
     int sharing = 0, first = -1;
