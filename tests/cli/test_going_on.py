@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from cli_lib import MUSTER, Work
+from cli_lib import MUSTER, Work, rank_pids
 
 
 def environment():
@@ -29,22 +29,6 @@ def start(w, ranks, *more):
 def content(w, name):
     with open(w.path_of(name), "rb") as f:
         return f.read()
-
-
-def rank_pids(launcher):
-    """rank: pid of the processes below the launcher."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
-                parent = int(f.read().rsplit(")", 1)[1].split()[1])
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                env = dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)
-        except (OSError, ValueError):
-            continue
-        if parent == launcher and b"RANK" in env:
-            found[int(env[b"RANK"])] = int(pid)
-    return found
 
 
 def wait_for(condition, p, seconds=60):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from cli_lib import MUSTER, Work, differences
+from cli_lib import MUSTER, Work, differences, rank_pids
 
 # 203 images: 13 steps of 16 with one rank, 7 with two, ragged at the end.
 CASES = {
@@ -60,22 +60,6 @@ def interrupted(w, ranks):
     w.ok(*common, "--steps", step + 5, "--save", "b.pth", timeout=300)
     assert not differences(w.load("a.pth"), w.load("b.pth"))
     print(f"SIGTERM, {ranks} rank(s), after step {step}: exit 143, and the resumed run is the same")
-
-
-def rank_pids(launcher):
-    """rank: pid of the processes below the launcher."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
-                parent = int(f.read().rsplit(")", 1)[1].split()[1])
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                env = dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)
-        except (OSError, ValueError):
-            continue
-        if parent == launcher and b"RANK" in env:
-            found[int(env[b"RANK"])] = int(pid)
-    return found
 
 
 def killed(w, ranks):
