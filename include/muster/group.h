@@ -41,12 +41,14 @@ typedef struct mu_group_options {
 /* A group of one. Owned by the context, as all groups. */
 MU_API mu_group *mu_group_self(mu_context *c);
 /* The group this process was started in. RANK and WORLD_SIZE (muster run, torchrun), or else what Open MPI, MPICH or
- * srun (or MVAPICH2, Intel MPI, jsrun, PALS, Flux) set: shared memory where all ranks are on this machine, else MPI, unless an engine is asked for; nothing set: a
- * group of one. Contradicting or incomplete variables: MU_ERR_ARG naming them; an engine that this machine or launcher
- * does not have: MU_ERR_UNSUPPORTED. Blocks until all ranks have come. Collective over the processes.
+ * srun (or MVAPICH2, Intel MPI, jsrun, PALS, Flux) set: shared memory where all ranks are on this machine, else MPI, unless
+ * an engine is asked for; nothing set: a group of one. Contradicting or incomplete variables: MU_ERR_ARG naming them; an
+ * engine that this machine or launcher does not have: MU_ERR_UNSUPPORTED. Blocks until all ranks have come. Collective
+ * over the processes.
  *
  * MPI is initialised when it is not yet, with MPI_THREAD_SERIALIZED, and then finalised when the process exits, unless a
- * group broke or is still open: MPI has no way to end an operation that a rank does not come to. */
+ * group broke or is still open: MPI has no way to end an operation that a rank does not come to. A process that exits with
+ * 0 all the same then calls MPI_Abort, so that its launcher does not take the job for done. */
 MU_API mu_group *mu_group_from_env(mu_context *c);
 MU_API mu_group *mu_group_from_env_with(mu_context *c, const mu_group_options *options);
 /* Ranks as processes of one machine that agree on a name (1 to 64 of [A-Za-z0-9._-]) and on their numbers. Blocks

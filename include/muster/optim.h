@@ -69,8 +69,8 @@ MU_API int mu_optimizer_ranks(const mu_optimizer *o);
 MU_API void mu_optimizer_free(mu_optimizer *o);
 
 /* Scales all gradients of root so that their joint 2-norm is at most max_norm, as torch.nn.utils.clip_grad_norm_;
- * *norm (may be NULL) is the norm before. A norm that is not finite leaves gradients alone and is MU_ERR_STATE. Collective where root's
- * optimisers share state; the norm is then the same to the bit. */
+ * *norm (may be NULL) is the norm before. A norm that is not finite leaves gradients alone and is MU_ERR_STATE. Collective
+ * where root's optimisers share state; the norm is then the same to the bit. */
 MU_API mu_status mu_clip_grad_norm(mu_module *root, float max_norm, float *norm) MU_MUST_USE;
 
 /* Schedules are pure functions of the step, so there is nothing to save or resume. */
